@@ -1,0 +1,1 @@
+"""Where it is trained: devices and the links between them."""

@@ -1,0 +1,1 @@
+"""What one step takes: memory and time."""

@@ -1,0 +1,1 @@
+"""Tasks with self-checks, without widgets."""

@@ -1,0 +1,1 @@
+"""A job from and to launch files of other frameworks."""

@@ -1,0 +1,1 @@
+"""How a job is split over devices."""

@@ -1,0 +1,1 @@
+"""What is trained: architectures, their parameters and FLOPs."""

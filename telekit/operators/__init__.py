@@ -1,0 +1,1 @@
+"""A layer as a list of operators and their time on a device."""

@@ -1,0 +1,1 @@
+"""Which layout to choose, proved where it can be."""

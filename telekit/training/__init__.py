@@ -1,0 +1,1 @@
+"""How much is trained: sequence, batch, precision, optimizer."""

@@ -1,0 +1,1 @@
+"""Charts, widgets and panels; the only place that draws."""

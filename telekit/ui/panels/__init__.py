@@ -1,0 +1,1 @@
+"""Explorers, one file a chapter."""
