@@ -45,8 +45,11 @@ def record(kind: str, name: str) -> dict[str, Any]:
 
         close = difflib.get_close_matches(name.lower(), names(kind), n=3, cutoff=0.5)
         hint = f"did you mean {', '.join(close)}?" if close else f"known: {', '.join(names(kind))}"
-        raise bad(kind.rstrip("s"), name, f"not a name in the catalog of {kind}, nor a path that exists", hint)
-    return load(root() / kind / f"{name}.json")
+        raise bad(
+            kind.rstrip("s"), name, f"not a name in the catalog of {kind}, nor a path that exists", hint
+        )
+    found: dict[str, Any] = load(root() / kind / f"{name}.json")
+    return found
 
 
 @cache

@@ -117,5 +117,8 @@ def _rule(item: Any) -> str:
 
 
 def _short(value: Any, limit: int = 60) -> str:
-    text = value if isinstance(value, str) else repr(value)
+    try:
+        text = value if isinstance(value, str) else repr(value)
+    except ValueError:  # an integer of more digits than Python prints
+        text = "a number of thousands of digits"
     return text if len(text) <= limit else f"{text[: limit - 1]}…"

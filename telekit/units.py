@@ -32,8 +32,9 @@ def format_bytes(size_bytes: float) -> str:
 def format_seconds(time_s: float) -> str:
     """Seconds with the prefix that keeps three figures readable (``12.3 ms``)."""
     for size, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if abs(time_s) >= size:
-            return f"{time_s / size:.3g} {name}" if abs(time_s) < 1000 else f"{time_s:,.0f} s"
+        if abs(time_s) >= 0.9995 * size:  # what would round up to the next prefix takes it
+            shown = time_s / size
+            return f"{shown:,.0f} {name}" if abs(shown) >= 999.5 else f"{shown:.3g} {name}"
     return f"{time_s:.3g} s"
 
 
@@ -46,8 +47,8 @@ def format_flops(flops: float, unit: str = "FLOP") -> str:
 
 
 def format_count(number: float) -> str:
-    """Counts of parameters or tokens, in the field's words (``671.0 B``)."""
+    """Write counts of parameters or tokens in the field's words (``671.0 B``)."""
     for size, name in _COUNT:
-        if abs(number) >= size:
+        if abs(number) >= 0.99995 * size:
             return f"{number / size:.1f}{name}"
     return f"{number:.0f}"

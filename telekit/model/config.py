@@ -72,12 +72,16 @@ class MultiHeadLatentAttention(Frozen):
 
 
 class FeedForward(Frozen):
-    """Dense feed-forward block; ``gated`` means three matrices (SwiGLU), else two."""
+    """Dense feed-forward block; ``gated`` means three matrices (SwiGLU), else two.
+
+    ``bias`` is one for each matrix, ``down_bias`` one for the last matrix only.
+    """
 
     kind: Literal["dense"] = "dense"
     ffn_hidden_size: Count
     gated: bool = True
     bias: bool = False
+    down_bias: bool = False
 
 
 class MixtureOfExperts(Frozen):

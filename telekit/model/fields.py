@@ -1,0 +1,250 @@
+"""Typed reading of a foreign config: every problem is kept, every default filled in is kept.
+
+A reader asks for one field after another and goes on after a bad one, so a person sees all that is wrong at
+once. What a bad field returns is a placeholder; nothing is built while :attr:`Fields.problems` is not empty.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from telekit.errors import Problem
+
+LARGEST = 10**7
+MOST_LAYERS = 10_000
+
+_EXAMPLES = {
+    "hidden_size": 4096,
+    "vocab_size": 128256,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 14336,
+    "moe_intermediate_size": 1536,
+    "num_experts": 128,
+    "n_routed_experts": 256,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 8,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "sliding_window": 4096,
+}
+
+# Fields that say nothing about shapes, by name or by the way such names are made.
+_HARMLESS = re.compile(
+    r"_.*|.*_token_ids?|.*(dropout|dropout_prob|pdrop|eps|epsilon|coeff?|alpha|penalty)|(torch_)?dtype|"
+    r"architectures|model_type|auto_map|transformers_version|tokenizer_class|attn_implementation|"
+    r"(rope|rotary|quantization|initializer|summary|scale_attn|skip_bias)_.*|"
+    r"output_(attentions|hidden_states|scores|router_logits)|(original_)?max_position_embeddings|"
+    r"(partial_rotary|routed_scaling)_factor|max_window_layers|initial_context_length|reorder_and_upcast_attn|"
+    r"n_ctx|n_group|topk_group|norm_topk_prob|router_jitter_noise|bias_dropout_fusion|flash_attn|ep_size|"
+    r"use_cache|pretraining_tp|swiglu_limit|scoring_func|seq_aux"
+)
+
+# Words that, in a field nobody read, mean that it may change the model's shape.
+_SHAPING = re.compile(
+    r"(.*_)?(size|dims?|rank|heads?|layers?|experts?|interval|pattern|types?|freq|step|bias|norm|window|proj|"
+    r"configs?|index|mtp|nextn|predict|modules|lora|conv|ssm|state|mamba|linear|sparse|attention|attn|mlp|ffn|"
+    r"hash|groups?|streams|mult|ratios?|tied?|cross|shared?|hidden|inner|embd|embed|embeddings?|width|depth|kv|"
+    r"blocks?|router|moe|qk|query|key|value)(_.*)?"
+)
+
+# Parts that no family here has, by the fields that only models with them use.
+_FOREIGN = (
+    (r"(text|llm|language)_config", "a text model nested in a multimodal wrapper"),
+    (r"(vision|audio)_config", "a vision or audio tower"),
+    (r"hybrid_override_pattern|layers_block_type|mamba_.*|ssm_.*", "state-space layers"),
+    (r"linear_.*|full_attention_interval", "linear attention"),
+    (r"index_.*", "a sparse-attention indexer"),
+    (r"block_configs", "layers of different widths"),
+    (r".*mtp.*", "multi-token prediction of this form"),
+    (r"hc_mult|.*residual_streams", "several residual streams"),
+    (r"compress_ratios", "compressed attention"),
+    (r"hybrid_layer_pattern|swa_.*heads|attention_chunk_size", "attention layers of several forms"),
+    (r"share_(ffn|attention)|num_kv_shared_layers", "weights shared between layers"),
+)
+
+
+class Fields:
+    """One config being read.
+
+    Attributes
+    ----------
+    problems : list of Problem
+        What was wrong so far.
+    defaults : dict
+        Fields that were absent or null, and the value taken instead.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.config = config
+        self.problems: list[Problem] = []
+        self.defaults: dict[str, Any] = {}
+        self._seen: set[str] = set()
+        self._told: set[tuple[str, str]] = set()
+
+    def has(self, name: str) -> bool:
+        """Whether the field is there and not null."""
+        return self.config.get(name) is not None
+
+    def clean(self, *names: str) -> bool:
+        """Whether none of these fields has a problem, so that rules between them make sense."""
+        return not {p.field for p in self.problems}.intersection(names)
+
+    def refuse(self, name: str, rule: str, suggestion: str = "", value: Any = None) -> None:
+        """Keep one problem; the value is the field's own unless another is given."""
+        shown = self.config.get(name, "missing") if value is None else value
+        if (name, rule) not in self._told:  # a field may be asked for twice
+            self._told.add((name, rule))
+            self.problems.append(Problem(name[:60], printable(shown), rule, suggestion))
+
+    def fill(self, name: str, value: Any) -> Any:
+        """Take ``value`` for a field that says nothing, and remember it."""
+        self.defaults[name] = value
+        return value
+
+    def first(self, *names: str) -> str:
+        """Return the name in use of several for one thing; two that disagree are a problem."""
+        present = [name for name in names if self.has(name)]
+        self._seen.update(names)
+        if len({repr(printable(self.config[name])) for name in present}) > 1:
+            self.refuse(present[1], f"must equal {present[0]} (another name of the same thing)", "give one")
+        return present[0] if present else names[0]
+
+    def count(self, name: str, default: int | None = None, *, least: int = 1, most: int = LARGEST) -> int:
+        """Return a whole number; absent or null means ``default``, or is a problem when there is none."""
+        self._seen.add(name)
+        if not self.has(name):
+            if default is not None:
+                return int(self.fill(name, default))
+            rule = "must be a whole number, not null" if name in self.config else "this field is required"
+            self.refuse(name, rule, _example(name, least, most))
+            return max(least, 1)
+        value = self.config[name]
+        if type(value) is not int:
+            self.refuse(name, f"must be a whole number, not {_type_name(value)}", _example(name, least, most))
+        elif not least <= value <= most:
+            self.refuse(name, f"must be from {least} to {most:,}", _example(name, least, most))
+        else:
+            return value
+        return max(least, 1)
+
+    def optional(self, name: str, *, key_required: bool = False, least: int = 1) -> int | None:
+        """Return a whole number, or None for null (and for absent, unless the key must be there)."""
+        self._seen.add(name)
+        if self.has(name) or (key_required and name not in self.config):
+            return self.count(name, least=least)
+        return None
+
+    def flag(self, name: str, default: bool | None = None) -> bool:
+        """Return a truth value; absent or null means ``default``, or is a problem when there is none."""
+        self._seen.add(name)
+        value = self.config.get(name)
+        if value is None and default is not None:
+            return bool(self.fill(name, default))
+        if type(value) is not bool:
+            self.refuse(name, "must be true or false", f"write {str(bool(default)).lower()}")
+        return value is True
+
+    def choice(self, name: str, options: Iterable[str], default: str) -> str:
+        """Return one of the known words."""
+        self._seen.add(name)
+        if not self.has(name):
+            return str(self.fill(name, default))
+        value, known = self.config[name], sorted(options)
+        if not isinstance(value, str) or value not in known:
+            self.refuse(name, f"not modelled yet; known: {', '.join(known)}", f"for example {default}")
+            return default
+        return value
+
+    def entries(self, name: str, kind: type, length: int | None = None) -> list[Any] | None:
+        """Return a list whose entries are all of ``kind``, of this length if one is given; None if absent."""
+        self._seen.add(name)
+        if not self.has(name):
+            return None
+        value = self.config[name]
+        if not isinstance(value, Sequence) or isinstance(value, str):
+            self.refuse(name, f"must be a list, not {_type_name(value)}")
+        elif any(type(entry) is not kind for entry in value):
+            wrong = next(entry for entry in value if type(entry) is not kind)
+            self.refuse(name, f"its entries must be {kind.__name__}, not {_type_name(wrong)}")
+        elif length is not None and len(value) != length:
+            self.refuse(name, f"must have one entry a layer, {length} in all", value=f"{len(value)} entries")
+        else:
+            return list(value)
+        return None
+
+    def expect(self, name: str, value: Any, rule: str) -> None:
+        """Accept the field only when absent, null, or equal to ``value``."""
+        self._seen.add(name)
+        if self.has(name) and self.config[name] != value:
+            self.refuse(name, rule, f"only {printable(value)} is modelled")
+
+    def divides(self, part: str, size: int, whole: str, total: int, why: str = "") -> None:
+        """Require that ``size`` divides ``total``; says which size would."""
+        if self.clean(part, whole) and total % size:
+            near = max(d for d in _divisors(total) if d <= size)
+            self.refuse(part, f"must divide {whole}={total}{why}", f"for example {near}", size)
+
+    def refuse_unread(self) -> tuple[str, ...]:
+        """Refuse the fields nobody read that may change shapes; return the other unread ones."""
+        ignored = []
+        for name, value in self.config.items():
+            if name in self._seen or _HARMLESS.fullmatch(str(name)):
+                continue
+            if value and _SHAPING.fullmatch(str(name).lower()):
+                part = part_of(str(name)) or "a field that may change the model's shape"
+                self.refuse(str(name), f"not modelled yet: {part}")
+            else:
+                ignored.append(str(name))
+        return tuple(ignored)
+
+
+def part_of(name: str) -> str:
+    """Words for the part of a model that a field belongs to; empty for one that tells nothing."""
+    return next((words for pattern, words in _FOREIGN if re.fullmatch(pattern, name)), "")
+
+
+def foreign_parts(config: Mapping[str, Any], prefix: str = "") -> list[Problem]:
+    """One problem for each part of a config that no family here has, named by its first field."""
+    found: dict[str, Problem] = {}
+    for name, value in config.items():
+        words = part_of(str(name))
+        if value and words and words not in found:
+            found[words] = Problem(f"{prefix}{name}", printable(value), f"not modelled yet: {words}")
+    nested = config.get("text_config")
+    inner = foreign_parts(nested, "text_config.") if isinstance(nested, Mapping) and not prefix else []
+    return [*found.values(), *inner]
+
+
+def printable(value: Any) -> Any:
+    """Return the value, or a short word for one that is too large to print."""
+    if isinstance(value, Mapping):
+        return f"an object of {len(value)} fields"
+    if isinstance(value, list | tuple):
+        flat = len(value) <= 8 and not any(isinstance(entry, Mapping | list | tuple) for entry in value)
+        return [printable(entry) for entry in value] if flat else f"a list of {len(value)}"
+    if isinstance(value, int) and value.bit_length() > 100:
+        return f"a number of {value.bit_length()} bits"
+    return value
+
+
+def _type_name(value: Any) -> str:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    names = {bool: "a truth value", str: "a text", float: "a fraction", list: "a list", dict: "an object"}
+    return names.get(type(value), type(value).__name__)
+
+
+def _example(name: str, least: int, most: int) -> str:
+    known = _EXAMPLES.get(name)
+    return f"for example {known}" if known else f"a whole number from {least} to {most:,}"
+
+
+def _divisors(number: int) -> set[int]:
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return {*small, *(number // d for d in small)}

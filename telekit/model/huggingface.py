@@ -1,0 +1,152 @@
+"""A model from a catalog name, a Hugging Face ``config.json``, or the dict such a file holds.
+
+What is not modelled is refused by name: a wrong count is worse than none. Layouts of the files follow the
+configuration classes of Hugging Face transformers and of the models' own repositories.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from telekit import catalog
+from telekit.documents import parse, read_text
+from telekit.errors import InputError, Problem, bad, from_pydantic
+from telekit.model.config import ModelConfig
+from telekit.model.families import FAMILIES, Family, by_architecture
+from telekit.model.fields import Fields, foreign_parts, printable
+
+ALIASES = {f"llama-3-{size}": f"llama-3.1-{size}" for size in ("8b", "70b", "405b")}
+"""Catalog names that mean another one."""
+
+_ALWAYS_NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A model, and what its file left open.
+
+    Attributes
+    ----------
+    model : ModelConfig
+        What was read.
+    defaults : dict
+        Fields that were absent or null, with the value taken instead.
+    ignored : tuple of str
+        Fields with names unknown here that do not look as if they changed any shape.
+    """
+
+    model: ModelConfig
+    defaults: Mapping[str, Any]
+    ignored: tuple[str, ...]
+
+
+def load_model(spec: str | Path | Mapping[str, Any] | ModelConfig) -> ModelConfig:
+    """Return the model that ``spec`` names.
+
+    Parameters
+    ----------
+    spec : str, Path, mapping or ModelConfig
+        A catalog name (``deepseek-v3``), a path to a ``config.json``, a folder with one, or its content.
+
+    Raises
+    ------
+    InputError
+        Unknown name; unreadable file; every missing, impossible or wrongly typed field; every part of the
+        model that is not modelled yet.
+    """
+    return read_model(spec).model
+
+
+def defaults_filled(spec: str | Path | Mapping[str, Any] | ModelConfig) -> dict[str, Any]:
+    """Fields that the file left out or null, with the value that was taken (by the file's own names)."""
+    return dict(read_model(spec).defaults)
+
+
+def read_model(spec: str | Path | Mapping[str, Any] | ModelConfig) -> Reading:
+    """Read as :func:`load_model` does, and say what was filled in and what was passed over."""
+    if isinstance(spec, ModelConfig):
+        return Reading(spec, {}, ())
+    if isinstance(spec, Mapping):
+        return _read(spec, "", "")
+    if not isinstance(spec, str | Path):
+        rule = "must be a catalog name, a path or an object"
+        raise bad("model", printable(spec), rule, "for example deepseek-v3")
+    name = ALIASES.get(spec, spec) if isinstance(spec, str) else None
+    if name is not None and (name in catalog.names("models") or not _exists(name)):
+        record = catalog.record("models", name)
+        return _read(record["config"], record["name"], record["source"])
+    path = Path(spec)
+    if path.is_dir():
+        path = path / "config.json"
+    if not path.is_file():
+        raise bad("model", str(spec), "neither a config.json nor a folder with one", source=str(path))
+    name = path.resolve().parent.name if path.name == "config.json" else path.stem
+    return _read(parse(read_text(path), str(path), is_json=True), name, str(path))
+
+
+def from_huggingface(config: Mapping[str, Any], name: str = "", source: str = "") -> ModelConfig:
+    """Return the model that the content of a ``config.json`` describes; raises as :func:`load_model` does."""
+    return _read(config, name, source).model
+
+
+def _exists(name: str) -> bool:
+    try:
+        return bool(name) and Path(name).exists()
+    except (OSError, ValueError):  # too long for a path, or with a zero byte: a name then
+        return False
+
+
+def _read(config: Any, name: str, source: str) -> Reading:
+    if not isinstance(config, Mapping):
+        raise bad("config", printable(config), "must be a JSON object of fields", source=source)
+    fields = Fields(config)
+    try:
+        parts = _family(fields).read(fields)
+        ignored = fields.refuse_unread()
+        if fields.problems:
+            raise InputError(fields.problems)
+        model = parts.build(name or _own_name(config), source)
+    except ValidationError as error:  # a product of fields that is out of bounds
+        raise from_pydantic(error, source=source) from None
+    except InputError as error:
+        raise error.within(source) from None
+    return Reading(model, fields.defaults, ignored)
+
+
+def _family(fields: Fields) -> Family:
+    """Choose the adapter, and refuse a config whose classes are not of that family."""
+    config = fields.config
+    classes = fields.entries("architectures", str) or []
+    kind = config.get("model_type")
+    if kind is None:
+        kind = fields.fill("model_type", by_architecture(classes))
+    family = FAMILIES.get(kind) if isinstance(kind, str) else None
+    if family is None:
+        raise InputError([_no_family(kind), *_missing(config, kind), *foreign_parts(config)])
+    if classes and not set(classes).intersection(family.architectures):
+        known = ", ".join(family.architectures)
+        fields.refuse("architectures", f"not modelled yet as a {kind} model", f"known: {known}", classes)
+    return family
+
+
+def _no_family(kind: Any) -> Problem:
+    known = f"known: {', '.join(sorted(FAMILIES))}"
+    if kind is None:
+        return Problem("model_type", "missing", "this field is required: it names the family", known)
+    return Problem("model_type", printable(kind), "not modelled yet: this family of models", known)
+
+
+def _missing(config: Mapping[str, Any], kind: Any) -> list[Problem]:
+    if kind is not None or any(isinstance(value, Mapping) for value in config.values()):
+        return []
+    return [Problem(n, "missing", "this field is required") for n in _ALWAYS_NEEDED if n not in config]
+
+
+def _own_name(config: Mapping[str, Any]) -> str:
+    path = config.get("_name_or_path")
+    return Path(path).name if isinstance(path, str) and path else str(config.get("model_type", "model"))
