@@ -1,0 +1,174 @@
+"""The four nouns together: one job, from and to a YAML file that a person can read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from telekit.cluster.config import ClusterConfig, load_cluster
+from telekit.documents import read_document
+from telekit.errors import InputError, Problem, bad, from_pydantic
+from telekit.layout.config import ParallelConfig
+from telekit.layout.rules import Case, check
+from telekit.model.config import ModelConfig
+from telekit.model.huggingface import load_model
+from telekit.training.config import TrainConfig
+
+SECTIONS = ("model", "cluster", "train", "layout")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is trained, where, how much, and how it is split.
+
+    ``layout.dp`` is always filled in: what the device count leaves after ``tp * cp * pp``. ``text`` keeps how model and
+    cluster were named, so that a job can be written back; ``fixed`` names the layout fields that were given.
+    """
+
+    model: ModelConfig
+    cluster: ClusterConfig
+    train: TrainConfig
+    layout: ParallelConfig
+    fixed: tuple[str, ...] = ()
+    written: Mapping[str, Any] | None = None
+
+    @classmethod
+    def read(cls, data: Any, source: str = "") -> Job:
+        """Build a job from plain data (what a YAML file holds).
+
+        Raises
+        ------
+        InputError
+            Every fault of every section, at once.
+        """
+        if not isinstance(data, Mapping):
+            raise bad("job", data, "a job is a mapping with model, cluster, train and layout", source=source)
+        problems = [
+            Problem(str(k), v, "no such section", f"known: {', '.join(SECTIONS)}")
+            for k, v in data.items()
+            if k not in SECTIONS
+        ]
+        problems += [
+            Problem(name, "missing", "this section is required")
+            for name in ("model", "cluster")
+            if name not in data
+        ]
+        base = Path(source).parent if source else None
+        model = _try(problems, lambda: load_model(_beside(data["model"], base))) if "model" in data else None
+        cluster = (
+            _try(problems, lambda: load_cluster(_beside(data["cluster"], base)))
+            if "cluster" in data
+            else None
+        )
+        train = _section(problems, TrainConfig, data, "train")
+        layout = _section(problems, ParallelConfig, data, "layout")
+        if problems or model is None or cluster is None or train is None or layout is None:
+            raise InputError(problems, source)
+        given = data.get("layout") or {}
+        return cls(model, cluster, train, layout, tuple(given), dict(data)).resolved()
+
+    def resolved(self) -> Job:
+        """Fill in ``dp`` and what a schedule implies, unless they were given."""
+        layout = self.layout
+        updates: dict[str, Any] = {}
+        if layout.dp is None:
+            updates["dp"] = max(1, self.cluster.devices // (layout.tp * layout.cp * layout.pp))
+        if layout.vpp > 1 and "schedule" not in self.fixed and layout.schedule == "1f1b":
+            updates["schedule"] = "interleaved-1f1b"
+        return replace(self, layout=layout.model_copy(update=updates)) if updates else self
+
+    def with_layout(self, layout: ParallelConfig) -> Job:
+        """Return the same job under another layout."""
+        return replace(self, layout=layout, fixed=tuple(layout.model_fields_set)).resolved()
+
+    @property
+    def case(self) -> Case:
+        """The layout in its surroundings, as the rules read it."""
+        return Case(self.model, self.cluster, self.train, self.layout)
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of one data-parallel rank in one step (rounded down when the rules are broken)."""
+        assert self.layout.dp is not None
+        return max(1, self.train.global_batch // (self.layout.dp * self.layout.micro_batch))
+
+    def problems(self) -> tuple[Problem, ...]:
+        """Every rule the layout breaks."""
+        return check(self.case)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that :meth:`read` accepts and that gives the same job."""
+        written = self.written or {}
+        return {
+            "model": written.get("model", self.model.name),
+            "cluster": written.get("cluster", self.cluster.model_dump(mode="json")),
+            "train": self.train.model_dump(mode="json"),
+            "layout": layout_dict(self.layout),
+        }
+
+    def to_yaml(self) -> str:
+        """Return the job as YAML."""
+        import yaml
+
+        return str(yaml.safe_dump(self.to_dict(), sort_keys=False, default_flow_style=None, width=110))
+
+
+def load_job(source: str | Path | Mapping[str, Any]) -> Job:
+    """Read a job from a YAML or JSON file, or from plain data.
+
+    Raises
+    ------
+    InputError
+        With file, field, value, rule and what would work, for every fault at once.
+    """
+    if isinstance(source, Mapping):
+        return Job.read(source)
+    return Job.read(read_document(source), str(source))
+
+
+def layout_dict(layout: ParallelConfig) -> dict[str, Any]:
+    """Return a layout as plain data, the fields at their default left out (``dp`` and degrees always said)."""
+    plain = layout.model_dump(mode="json")
+    always = {"tp", "cp", "pp", "vpp", "dp", "ep", "etp", "micro_batch", "recompute", "schedule"}
+    default = ParallelConfig().model_dump(mode="json")
+    return {k: v for k, v in plain.items() if k in always or v != default[k]}
+
+
+def defaults() -> dict[str, dict[str, Any]]:
+    """Every field of a job that has a default, with it."""
+    return {
+        name: {k: f.default for k, f in kind.model_fields.items() if not f.is_required()}
+        for name, kind in (("train", TrainConfig), ("layout", ParallelConfig))
+    }
+
+
+def _section(problems: list[Problem], kind: type[BaseModel], data: Mapping[str, Any], name: str) -> Any:
+    given = data.get(name)
+    if given is None:
+        given = {}
+    if not isinstance(given, Mapping):
+        problems.append(Problem(name, given, "must be a mapping of fields"))
+        return None
+    return _try(problems, lambda: kind.model_validate(dict(given)), name)
+
+
+def _try(problems: list[Problem], make: Any, prefix: str = "") -> Any:
+    try:
+        return make()
+    except ValidationError as error:
+        problems += from_pydantic(error, prefix).problems
+    except InputError as error:
+        where = f" (in {error.source})" if error.source else ""
+        problems += [replace(p, rule=p.rule + where) for p in error.problems]
+    return None
+
+
+def _beside(spec: Any, base: Path | None) -> Any:
+    """Read a relative path as the job's file means it: beside that file, when it is there."""
+    if isinstance(spec, str) and base is not None and (base / spec).exists() and ("/" in spec or "." in spec):
+        return base / spec
+    return spec

@@ -1,0 +1,102 @@
+"""Which layers stand on which chunk of which stage.
+
+A pipeline of ``pp`` stages with ``vpp`` chunks has ``pp * vpp`` parts of the model, in order. Looped schedules put
+part ``v * pp + s`` on chunk ``v`` of stage ``s``; V-shaped ones turn around, so that chunk 1 of stage ``s`` holds part
+``2 * pp - 1 - s``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from telekit.layout.config import ParallelConfig, StageLayers
+from telekit.model.config import ModelConfig
+
+OPTIONS = ("none", "selective", "full")
+V_SHAPED = ("zb-v", "dualpipe-v")
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Layers by kind and recompute option: ``counts`` has shape (kinds, options, chunks, stages).
+
+    ``embedding`` and ``head`` are the (chunk, stage) that hold the input embedding and the output head (with
+    the multi-token-prediction modules).
+    """
+
+    counts: NDArray[np.int64]
+    embedding: tuple[int, int]
+    head: tuple[int, int]
+
+    @property
+    def layers(self) -> NDArray[np.int64]:
+        """Layers of each chunk and stage, shape (chunks, stages)."""
+        return np.asarray(self.counts.sum(axis=(0, 1)))
+
+
+def part_positions(schedule: str, stages: int, chunks: int) -> list[tuple[int, int]]:
+    """(chunk, stage) of each part of the model, first to last."""
+    if schedule in V_SHAPED:
+        return [(0, s) for s in range(stages)] + [(1, s) for s in reversed(range(stages))]
+    return [(v, s) for v in range(chunks) for s in range(stages)]
+
+
+def even_split(layers: int, parts: int) -> list[int]:
+    """Layers of each part when nothing is said: equal, the surplus away from the ends, which hold more work."""
+    base, surplus = divmod(layers, parts)
+    takers = [*range(1, parts - 1), 0, parts - 1] if parts > 1 else [0]
+    takes = set(takers[:surplus])
+    return [base + (part in takes) for part in range(parts)]
+
+
+def assign(model: ModelConfig, layout: Any) -> Assignment:
+    """Return where every layer stands under a layout (one, or a table: its shape is shared).
+
+    The layout must be valid; :mod:`telekit.layout.rules` says when it is.
+    """
+    positions = part_positions(layout.schedule, layout.pp, layout.vpp)
+    cells: list[StageLayers]
+    if layout.stages == "auto":
+        cells = [StageLayers(layers=n) for n in even_split(model.num_layers, len(positions))]
+    else:
+        cells = [layout.stages[v][s] for v, s in positions]
+    counts = np.zeros((len(model.kinds), len(OPTIONS), layout.vpp, layout.pp), dtype=np.int64)
+    depth = 0
+    for (chunk, stage), cell in zip(positions, cells, strict=True):
+        for option in cell.options(layout.option):
+            counts[model.pattern[depth], OPTIONS.index(option), chunk, stage] += 1
+            depth += 1
+    return Assignment(counts, positions[0], positions[-1])
+
+
+def with_counts(layout: ParallelConfig, model: ModelConfig, counts: NDArray[np.int64]) -> ParallelConfig:
+    """Write counts by kind, option, chunk and stage into a layout's ``stages``.
+
+    Within a chunk, the layers of one kind take ``full`` first, then ``selective``; the choice is written as
+    counts where that says it exactly, else layer by layer.
+    """
+    rows: list[list[StageLayers]] = [[StageLayers(layers=0)] * layout.pp for _ in range(layout.vpp)]
+    depth = 0
+    for chunk, stage in part_positions(layout.schedule, layout.pp, layout.vpp):
+        left = counts[:, :, chunk, stage].copy()
+        size = int(left.sum())
+        chosen: list[str] = []
+        for kind in model.pattern[depth : depth + size]:
+            option = max(i for i in range(len(OPTIONS)) if left[kind, i] > 0)
+            left[kind, option] -= 1
+            chosen.append(OPTIONS[option])
+        depth += size
+        rows[chunk][stage] = _cell(tuple(chosen))
+    return layout.model_copy(update={"stages": tuple(tuple(row) for row in rows)})
+
+
+def _cell(chosen: tuple[str, ...]) -> StageLayers:
+    full, selective = chosen.count("full"), chosen.count("selective")
+    by_count = StageLayers(layers=len(chosen), recompute={"full": full, "selective": selective})
+    if by_count.options("none") == chosen:
+        return by_count
+    return StageLayers.model_validate({"layers": len(chosen), "recompute": chosen})

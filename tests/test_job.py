@@ -1,0 +1,196 @@
+"""A job from and to YAML, and every kind of bad input: one message with file, field, value and rule."""
+
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from telekit.errors import InputError
+from telekit.job import Job, defaults, load_job
+
+GOOD = {
+    "model": "deepseek-v3",
+    "cluster": {"device": "h800", "nodes": 256},
+    "train": {"seq_len": 4096, "global_batch": 15360},
+    "layout": {"tp": 1, "pp": 16, "ep": 64, "schedule": "dualpipe"},
+}
+
+
+def refused(data) -> InputError:
+    with pytest.raises(InputError) as caught:
+        load_job(data)
+    return caught.value
+
+
+def test_dp_follows_from_the_device_count():
+    assert load_job(GOOD).layout.dp == 128
+
+
+def test_virtual_stages_mean_interleaving_unless_a_schedule_is_given():
+    layout = {"pp": 4, "vpp": 2}
+    assert load_job(GOOD | {"layout": layout}).layout.schedule == "interleaved-1f1b"
+    assert load_job(GOOD | {"layout": layout | {"schedule": "zb-v"}}).layout.schedule == "zb-v"
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {},
+        {"pp": 16, "ep": 8, "recompute": ["moe_act"], "expert_imbalance": 1.5},
+        {"pp": 2, "stages": [[30, {"layers": 31, "recompute": {"full": 2}}]]},
+        {"pp": 4, "vpp": 2, "tp": 2, "zero": 0},
+    ],
+)
+def test_yaml_round_trip(tmp_path, layout):
+    job = load_job(GOOD | {"layout": layout})
+    path = tmp_path / "job.yaml"
+    path.write_text(job.to_yaml())
+    again = load_job(path)
+    assert (again.model, again.cluster, again.train, again.layout) == (
+        job.model,
+        job.cluster,
+        job.train,
+        job.layout,
+    )
+
+
+def test_json_is_read_too(tmp_path):
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps(GOOD))
+    assert load_job(path).layout == load_job(GOOD).layout
+
+
+def test_model_path_is_beside_the_job(tmp_path):
+    from telekit import catalog
+
+    (tmp_path / "config.json").write_text(json.dumps(catalog.record("models", "mixtral-8x7b")["config"]))
+    path = tmp_path / "job.yaml"
+    path.write_text("model: config.json\ncluster: {device: h100, nodes: 2}\n")
+    assert load_job(path).model.num_layers == 32
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"model": None}, ["model"]),
+        ({"model": "deepseek-v9"}, ["deepseek-v9", "did you mean"]),
+        ({"cluster": {"device": "h900", "nodes": 2}}, ["h900", "cluster.device"]),
+        ({"cluster": {"device": "h800", "nodes": -1}}, ["nodes", "-1"]),
+        ({"cluster": {"device": "h800", "nodes": float("nan")}}, ["nodes", "nan"]),
+        ({"train": {"seq_len": "long"}}, ["train.seq_len", "long"]),
+        ({"train": {"seq_len": None}}, ["train.seq_len"]),
+        ({"train": {"global_batch": 10**30}}, ["train.global_batch"]),
+        ({"train": {"seqlen": 1}}, ["train.seqlen", "no such field"]),
+        ({"train": [1]}, ["train", "mapping"]),
+        ({"layout": {"tp": 0}}, ["layout.tp", "0"]),
+        ({"layout": {"tp": True}}, ["layout.tp", "True"]),
+        ({"layout": {"schedule": "best"}}, ["layout.schedule", "best", "1f1b"]),
+        ({"lay_out": {}}, ["lay_out", "no such section"]),
+    ],
+)
+def test_bad_fields_are_named(change, words):
+    text = str(refused(GOOD | change))
+    for word in words:
+        assert word in text
+
+
+def test_every_fault_is_listed_at_once():
+    bad = {
+        "model": "nope",
+        "cluster": {"device": "h800", "nodes": 0},
+        "train": {"seq_len": -1, "x": 1},
+        "layout": {"tp": 0.5},
+    }
+    fields = {p.field for p in refused(bad).problems}
+    assert {"model", "cluster.nodes", "train.seq_len", "train.x", "layout.tp"} <= fields
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("model: [", ["line 1"]),
+        ("model: !!python/object:os.system {}", ["tag", "line 1"]),
+        ("model: !custom x", ["tag"]),
+        ("model: &a x\ncluster: *a", ["anchors"]),
+        ("model: a\nmodel: b", ["twice"]),
+        ("- 1", ["mapping"]),
+        ("", ["mapping"]),
+        ("model: deepseek-v3\n", ["cluster", "required"]),
+        ("[" * 10_000, ["deep"]),
+        ("model: deepseek-v3\ncluster: {device: h800, nodes: .inf}", ["nodes"]),
+        ("? {a: 1}\n: 2", ["plain text"]),
+    ],
+)
+def test_broken_yaml_names_its_place(tmp_path, text, words):
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    message = str(refused(path))
+    assert str(path) in message
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.parametrize(
+    "text, word",
+    [('{"model": NaN}', "NaN"), ('{"a": 1, "a": 2}', "twice"), ("{", "line 1"), ("[" * 100_000, "deep")],
+)
+def test_broken_json_names_its_place(tmp_path, text, word):
+    path = tmp_path / "job.json"
+    path.write_text(text)
+    assert word in str(refused(path))
+
+
+def test_unreadable_files(tmp_path):
+    assert "cannot be read" in str(refused(tmp_path / "none.yaml"))
+    assert "cannot be read" in str(refused(tmp_path))
+    (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
+    assert "UTF-8" in str(refused(tmp_path / "bytes.yaml"))
+    (tmp_path / "big.yaml").write_bytes(b"#" * 10_000_001)
+    assert "at most" in str(refused(tmp_path / "big.yaml"))
+
+
+def test_all_broken_layout_rules_are_listed():
+    job = load_job(GOOD | {"layout": {"tp": 3, "pp": 5, "ep": 7, "etp": 5, "schedule": "dualpipe", "vpp": 2}})
+    fields = [p.field for p in job.problems()]
+    assert {"layout.dp", "layout.tp", "layout.ep", "layout.etp", "layout.vpp", "layout.pp"} <= set(fields)
+    assert all(p.rule for p in job.problems())
+
+
+def test_defaults_can_be_listed():
+    listed = defaults()
+    assert listed["layout"]["zero"] == 1 and listed["train"]["precision"] == "bf16"
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+paths = st.sampled_from(
+    [
+        (s, f)
+        for s, fields in (
+            ("train", ("seq_len", "global_batch", "precision", "mtp")),
+            ("layout", ("tp", "pp", "stages", "recompute", "zero", "dp")),
+            ("cluster", ("device", "nodes", "devices", "tiers")),
+        )
+        for f in fields
+    ]
+    + [("model", ""), ("train", ""), ("layout", ""), ("cluster", "")]
+)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(paths, values)
+def test_whatever_is_written_gives_a_job_or_one_clear_error(path, value):
+    section, field = path
+    changed = dict(GOOD)
+    changed[section] = {**GOOD[section], field: value} if field else value
+    try:
+        job = load_job(changed)
+    except InputError as error:
+        assert error.problems and str(error)
+    else:
+        assert isinstance(job, Job)
+        assert isinstance(job.problems(), tuple)
