@@ -1,0 +1,176 @@
+"""The answer for one job: time and memory, broken down, with what was assumed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from telekit.cost.assumptions import assumptions
+from telekit.cost.layers import CATEGORIES, Site
+from telekit.cost.step import StepCost, step_cost
+from telekit.errors import Problem
+from telekit.job import Job
+from telekit.layout.stages import assign
+from telekit.model.flops import training_flops_per_token
+from telekit.pipeline.simulate import makespan
+
+SIMULATED = ("gpipe", "1f1b", "interleaved-1f1b")
+"""Schedules whose answer is simulated; the others use their closed form."""
+
+
+@dataclass(frozen=True)
+class StageEstimate:
+    """One stage's device: its layers, what fills its memory, and one micro-batch's passes."""
+
+    layers: int
+    memory_bytes: dict[str, float]
+    peak_bytes: float
+    forward_s: float
+    backward_s: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "layers": self.layers,
+            "memory_bytes": self.memory_bytes,
+            "peak_bytes": self.peak_bytes,
+            "forward_s": self.forward_s,
+            "backward_s": self.backward_s,
+        }
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What one step of a job takes. Times are None when the layout is not valid.
+
+    ``model_tflops_per_device`` and ``mfu`` count causal attention's half, MTP modules that are trained, and no
+    recomputation; MFU is against the 16-bit peak, also for fp8 training (as DeepSeek-V3 and NVIDIA report it).
+    ``breakdown_s`` sums to ``step_time_s``.
+    """
+
+    job: Job
+    problems: tuple[Problem, ...]
+    capacity_bytes: float
+    stages: tuple[StageEstimate, ...] = ()
+    step_time_s: float | None = None
+    breakdown_s: dict[str, float] | None = None
+    tokens_per_s_per_device: float | None = None
+    model_tflops_per_device: float | None = None
+    mfu: float | None = None
+    assumptions: tuple[str, ...] = ()
+
+    @property
+    def valid(self) -> bool:
+        """True when the layout breaks no rule."""
+        return not self.problems
+
+    @property
+    def peak_bytes(self) -> float:
+        """Memory of the fullest device."""
+        return max((stage.peak_bytes for stage in self.stages), default=0.0)
+
+    @property
+    def fits(self) -> bool:
+        """True when the layout is valid and no device is over its capacity."""
+        return self.valid and self.peak_bytes <= self.capacity_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, in the field names of ``telekit estimate --json``."""
+        return {
+            "valid": self.valid,
+            "fits": self.fits,
+            "problems": [p.to_dict() for p in self.problems],
+            "step_time_s": self.step_time_s,
+            "tokens_per_s_per_device": self.tokens_per_s_per_device,
+            "model_tflops_per_device": self.model_tflops_per_device,
+            "mfu": self.mfu,
+            "breakdown_s": self.breakdown_s,
+            "stages": [stage.to_dict() for stage in self.stages],
+            "peak_bytes": self.peak_bytes if self.stages else None,
+            "capacity_bytes": self.capacity_bytes,
+            "assumptions": list(self.assumptions),
+        }
+
+
+def estimate(job: Job) -> Estimate:
+    """Estimate one step of a job under its layout.
+
+    Returns
+    -------
+    Estimate
+        An invalid layout gives its ``problems`` and no times; one over capacity gives times and ``fits`` False.
+    """
+    problems = job.problems()
+    capacity = float(job.cluster.device.memory_bytes)
+    if problems:
+        return Estimate(job, problems, capacity)
+    site = Site(job.model, job.cluster, job.train, job.layout)
+    assignment = assign(job.model, job.layout)
+    cost = step_cost(site, assignment)
+    pipeline = pipeline_s(job, cost)
+    breakdown = _breakdown(cost, pipeline)
+    step = sum(breakdown.values())
+    tokens_per_s = job.train.tokens / step / job.cluster.devices
+    flops = training_flops_per_token(job.model, job.train.seq_len, include_mtp=job.train.mtp)
+    rate = tokens_per_s * flops
+    return Estimate(
+        job,
+        (),
+        capacity,
+        _stage_estimates(cost, assignment.layers.sum(axis=0)),
+        step,
+        breakdown,
+        tokens_per_s,
+        rate / 1e12,
+        rate / job.cluster.device.peak("bf16" if job.train.precision == "fp8" else job.train.precision),
+        assumptions(job),
+    )
+
+
+def pipeline_s(job: Job, cost: StepCost) -> float:
+    """All micro-batches through the pipeline: simulated where the schedule's order is modelled."""
+    if job.layout.pp > 1 and job.layout.schedule in SIMULATED:
+        return float(
+            makespan(
+                job.layout.schedule, cost.forward_s, cost.backward_s, job.micro_batches, float(cost.comm_s)
+            )
+        )
+    return float(cost.pipeline_s)
+
+
+def _breakdown(cost: StepCost, pipeline: float) -> dict[str, float]:
+    """Split the step: the mean device's work by category, and what the pipeline adds to it as bubble.
+
+    Expert traffic is what shows: a schedule that pairs forward and backward hides the rest, save at both ends of
+    the step, which counts as bubble.
+    """
+    parts = {
+        key: float(cost.micro_batches * np.mean(_total(cost, key)))
+        for key in CATEGORIES
+        if key in cost.forward or key in cost.backward
+    }
+    if "ep_comm" in parts:
+        parts["ep_comm"] -= float(cost.micro_batches * np.mean(cost.hidden_s.sum(axis=0)))
+    parts["bubble"] = pipeline - sum(parts.values())
+    return parts | {"dp_comm": float(cost.dp_comm_s), "optimizer": float(cost.optimizer_s)}
+
+
+def _total(cost: StepCost, key: str) -> Any:
+    zero = 0.0 * cost.forward_s
+    return (cost.forward.get(key, zero) + cost.backward.get(key, zero)).sum(axis=0)
+
+
+def _stage_estimates(cost: StepCost, layers: Any) -> tuple[StageEstimate, ...]:
+    forward, backward, peak = cost.forward_s.sum(axis=0), cost.backward_s.sum(axis=0), cost.peak_bytes
+    return tuple(
+        StageEstimate(
+            int(layers[s]),
+            {name: float(np.broadcast_to(value, peak.shape)[s]) for name, value in cost.memory.items()},
+            float(peak[s]),
+            float(forward[s]),
+            float(backward[s]),
+        )
+        for s in range(len(peak))
+    )
