@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from telekit.cost.memory import FRAMEWORK_BYTES
 from telekit.job import Job
+from telekit.layout.schedules import BOTH_ENDS
 from telekit.units import format_bytes
 
 LEFT_OUT = (
@@ -31,13 +32,17 @@ def assumptions(job: Job) -> tuple[str, ...]:
         lines.append(
             "data-parallel traffic hides behind one micro-batch's pass of its stage, at no cost to it"
         )
-    if layout.overlap_moe_comm or layout.schedule.startswith("dualpipe"):
+    if layout.schedule in BOTH_ENDS:
         lines.append(
-            "expert traffic hides behind computing, at no cost to it (DeepSeek gives up 20 of 132 SMs)"
+            "expert traffic hides behind computing, which gives up 20 of 132 units to it (DeepSeek-V3's H800 kernels; "
+            "taken for every device)"
         )
+    elif layout.overlap_moe_comm:
+        lines.append("expert traffic hides behind the computing of its own pass, at no cost to it")
     if train.precision == "fp8":
         lines.append(
-            "fp8: matrix products at the fp8 peak, what they read is kept in fp8; other activations, and what experts "
+            "fp8: matrix products at the fp8 peak, casts around them apart, what they read is kept in fp8; "
+            "other activations, and what experts "
             "send back, are bf16"
         )
     if layout.schedule == "seqsmartvpp":

@@ -131,10 +131,7 @@ def activation_bytes(site: Site, costs: list[LayerCost], assignment: Assignment,
                 layers = assignment.counts[kind, option, chunk].astype(float)
                 one = one + layers * cost.activation_bytes[option]
         chunks.append(one)
-    kept = peak_held(site.layout.schedule, np.stack(chunks), micro_batches)
-    if model_copies(site.layout.schedule) == 2:  # half of what is in flight belongs to the mirror stage
-        return (kept + np.flip(kept, -1)) / 2.0
-    return kept
+    return peak_held(site.layout.schedule, np.stack(chunks), micro_batches)
 
 
 def workspace_bytes(costs: list[LayerCost], assignment: Assignment) -> Any:

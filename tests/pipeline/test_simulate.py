@@ -8,7 +8,7 @@ from pipeline_oracle import gpipe_order, megatron_order, peaks, sweep
 
 from telekit.errors import InputError
 from telekit.pipeline.schedules import FORWARD
-from telekit.pipeline.simulate import compiled_order, dependencies, makespan, simulate
+from telekit.pipeline.simulate import Simulation, compiled_order, dependencies, makespan, simulate
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved-1f1b", "interleaved-sapp", "interleaved-sapp-less-memory")
 
@@ -237,6 +237,12 @@ def test_span_leaves_out_a_late_start():
     assert found.makespan_s == 13
     assert found.bubble_fraction == pytest.approx(1 - 6.5 / 13)
     assert found.bubble_fraction_of_span == pytest.approx(1 - 3 / 13)
+
+
+def test_span_is_that_of_the_longest_device():
+    found = simulate("1f1b", [[1.0, 1.0]], [[1.0, 1.0]], 1)
+    late = Simulation(found.order, np.array([3.0, 4.0, 0.0, 9.0]), np.array([4.0, 5.0, 1.0, 10.0]))
+    assert late.bubble_fraction_of_span == pytest.approx(0.8)
 
 
 def test_trace_opens_one_track_a_stage():
