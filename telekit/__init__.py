@@ -13,14 +13,14 @@ __version__ = "0.1.0"
 _HOME = {
     "ModelConfig": "telekit.model.config",
     "load_model": "telekit.model.huggingface",
-    "count": "telekit.model.parameters",
+    "count": "telekit.model.count",
     "ClusterConfig": "telekit.cluster.config",
     "TrainConfig": "telekit.training.config",
     "ParallelConfig": "telekit.layout.config",
     "LayoutTable": "telekit.layout.table",
     "Job": "telekit.job",
     "load_job": "telekit.job",
-    "estimate": "telekit.cost.step",
+    "estimate": "telekit.cost.estimate",
     "plan": "telekit.planner.search",
     "balance": "telekit.planner.sapp",
     "TelekitError": "telekit.errors",
@@ -44,7 +44,7 @@ def __dir__() -> list[str]:
 
 if TYPE_CHECKING:
     from telekit.cluster.config import ClusterConfig as ClusterConfig
-    from telekit.cost.step import estimate as estimate
+    from telekit.cost.estimate import estimate as estimate
     from telekit.errors import InputError as InputError
     from telekit.errors import TelekitError as TelekitError
     from telekit.job import Job as Job
@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from telekit.layout.config import ParallelConfig as ParallelConfig
     from telekit.layout.table import LayoutTable as LayoutTable
     from telekit.model.config import ModelConfig as ModelConfig
+    from telekit.model.count import count as count
     from telekit.model.huggingface import load_model as load_model
-    from telekit.model.parameters import count as count
     from telekit.planner.sapp import balance as balance
     from telekit.planner.search import plan as plan
     from telekit.training.config import TrainConfig as TrainConfig

@@ -114,7 +114,13 @@ class Job:
         """Return the job as YAML."""
         import yaml
 
-        return str(yaml.safe_dump(self.to_dict(), sort_keys=False, default_flow_style=None, width=110))
+        sections = self.to_dict().items()
+        return "".join(
+            yaml.safe_dump({name: value})
+            if not isinstance(value, dict)
+            else f"{name}: {yaml.safe_dump(value, sort_keys=False, default_flow_style=True, width=100)}"
+            for name, value in sections
+        )
 
 
 def load_job(source: str | Path | Mapping[str, Any]) -> Job:
@@ -133,6 +139,10 @@ def load_job(source: str | Path | Mapping[str, Any]) -> Job:
 def layout_dict(layout: ParallelConfig) -> dict[str, Any]:
     """Return a layout as plain data, the fields at their default left out (``dp`` and degrees always said)."""
     plain = layout.model_dump(mode="json")
+    if layout.stages != "auto":
+        plain["stages"] = [
+            [cell["layers"] if cell["recompute"] is None else cell for cell in row] for row in plain["stages"]
+        ]
     always = {"tp", "cp", "pp", "vpp", "dp", "ep", "etp", "micro_batch", "recompute", "schedule"}
     default = ParallelConfig().model_dump(mode="json")
     return {k: v for k, v in plain.items() if k in always or v != default[k]}

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from telekit.errors import InputError
 from telekit.job import Job
-from telekit.layout.config import Module, StageLayers
-from telekit.layout.stages import even_split, part_positions
+from telekit.layout.config import Module
+from telekit.layout.stages import cells
 
 
 @dataclass(frozen=True)
@@ -45,16 +45,10 @@ def parts(job: Job) -> tuple[Part, ...]:
     problems = job.problems()
     if problems:
         raise InputError(problems)
-    layout = job.layout
-    positions = part_positions(layout.schedule, layout.pp, layout.vpp)
-    if layout.stages == "auto":
-        cells = [StageLayers(layers=n) for n in even_split(job.model.num_layers, len(positions))]
-    else:
-        cells = [layout.stages[chunk][stage] for chunk, stage in positions]
     acts = bool(modules(job))
     found = []
-    for (chunk, stage), cell in zip(positions, cells, strict=True):
-        choices = cell.options(layout.option)
+    for (chunk, stage), cell in cells(job.model, job.layout):
+        choices = cell.options(job.layout.option)
         if not acts:  # the modules named are in no layer of this model
             choices = tuple("none" if choice == "selective" else choice for choice in choices)
         found.append(Part(chunk, stage, choices))

@@ -53,24 +53,28 @@ def even_split(layers: int, parts: int) -> list[int]:
     return [base + (part in takes) for part in range(parts)]
 
 
+def cells(model: ModelConfig, layout: Any) -> list[tuple[tuple[int, int], StageLayers]]:
+    """List (chunk, stage) and layers of each part of the model, first to last."""
+    positions = part_positions(layout.schedule, layout.pp, layout.vpp)
+    if layout.stages == "auto":
+        split = even_split(model.num_layers, len(positions))
+        return [(at, StageLayers(layers=n)) for at, n in zip(positions, split, strict=True)]
+    return [((v, s), layout.stages[v][s]) for v, s in positions]
+
+
 def assign(model: ModelConfig, layout: Any) -> Assignment:
     """Return where every layer stands under a layout (one, or a table: its shape is shared).
 
     The layout must be valid; :mod:`telekit.layout.rules` says when it is.
     """
-    positions = part_positions(layout.schedule, layout.pp, layout.vpp)
-    cells: list[StageLayers]
-    if layout.stages == "auto":
-        cells = [StageLayers(layers=n) for n in even_split(model.num_layers, len(positions))]
-    else:
-        cells = [layout.stages[v][s] for v, s in positions]
+    placed = cells(model, layout)
     counts = np.zeros((len(model.kinds), len(OPTIONS), layout.vpp, layout.pp), dtype=np.int64)
     depth = 0
-    for (chunk, stage), cell in zip(positions, cells, strict=True):
+    for (chunk, stage), cell in placed:
         for option in cell.options(layout.option):
             counts[model.pattern[depth], OPTIONS.index(option), chunk, stage] += 1
             depth += 1
-    return Assignment(counts, positions[0], positions[-1])
+    return Assignment(counts, placed[0][0], placed[-1][0])
 
 
 def with_counts(layout: ParallelConfig, model: ModelConfig, counts: NDArray[np.int64]) -> ParallelConfig:
@@ -79,6 +83,8 @@ def with_counts(layout: ParallelConfig, model: ModelConfig, counts: NDArray[np.i
     Within a chunk, the layers of one kind take ``full`` first, then ``selective``; the choice is written as
     counts where that says it exactly, else layer by layer.
     """
+    if not isinstance(layout.recompute, tuple):  # from here on, stages say what is recomputed
+        layout = layout.model_copy(update={"recompute": "none"})
     rows: list[list[StageLayers]] = [[StageLayers(layers=0)] * layout.pp for _ in range(layout.vpp)]
     depth = 0
     for chunk, stage in part_positions(layout.schedule, layout.pp, layout.vpp):
@@ -90,13 +96,16 @@ def with_counts(layout: ParallelConfig, model: ModelConfig, counts: NDArray[np.i
             left[kind, option] -= 1
             chosen.append(OPTIONS[option])
         depth += size
-        rows[chunk][stage] = _cell(tuple(chosen))
+        rows[chunk][stage] = _cell(tuple(chosen), layout.option)
     return layout.model_copy(update={"stages": tuple(tuple(row) for row in rows)})
 
 
-def _cell(chosen: tuple[str, ...]) -> StageLayers:
-    full, selective = chosen.count("full"), chosen.count("selective")
-    by_count = StageLayers(layers=len(chosen), recompute={"full": full, "selective": selective})
-    if by_count.options("none") == chosen:
+def _cell(chosen: tuple[str, ...], default: str) -> StageLayers:
+    plain = StageLayers(layers=len(chosen))
+    if plain.options(default) == chosen:
+        return plain
+    some = {name: chosen.count(name) for name in ("full", "selective") if name in chosen}
+    by_count = StageLayers.model_validate({"layers": len(chosen), "recompute": some})
+    if by_count.options(default) == chosen:
         return by_count
     return StageLayers.model_validate({"layers": len(chosen), "recompute": chosen})

@@ -14,8 +14,9 @@ from telekit.training.config import TrainConfig
 def times_s(operator: Operator, device: Device, train: TrainConfig) -> tuple[Any, Any]:
     """Forward and backward time of one operator.
 
-    The longer of its arithmetic and its memory traffic: ``max(flops / (peak * efficiency), bytes / (bandwidth *
-    memory_efficiency))``. Attention computes in 16 bits whatever the precision of matrix products.
+    The longer of its arithmetic and its memory traffic, ``max(flops / (peak * efficiency), bytes / (bandwidth *
+    memory_efficiency))``, and the casts of fp8 products on top. Attention computes in 16 bits whatever the
+    precision of matrix products.
 
     Returns
     -------
@@ -25,9 +26,11 @@ def times_s(operator: Operator, device: Device, train: TrainConfig) -> tuple[Any
     stream = device.memory_bandwidth_bytes_per_s * device.memory_efficiency
     if rate is None:
         return operator.forward_bytes / stream, operator.backward_bytes / stream
+    forward_s = np.maximum(operator.forward_flops / rate, operator.forward_bytes / stream)
+    backward_s = np.maximum(operator.backward_flops / rate, operator.backward_bytes / stream)
     return (
-        np.maximum(operator.forward_flops / rate, operator.forward_bytes / stream),
-        np.maximum(operator.backward_flops / rate, operator.backward_bytes / stream),
+        forward_s + operator.forward_cast_bytes / stream,
+        backward_s + operator.backward_cast_bytes / stream,
     )
 
 

@@ -48,6 +48,8 @@ class Operator:
         Output kept for the backward pass, unless one of ``modules`` is recomputed.
     held_bytes : float or column
         Output kept even then: only full recompute frees it.
+    forward_cast_bytes, backward_cast_bytes : float or column
+        Traffic of the casts to fp8 around a matrix product, which are kernels of their own.
     """
 
     name: str
@@ -59,6 +61,8 @@ class Operator:
     backward_bytes: Any
     saved_bytes: Any = 0.0
     held_bytes: Any = 0.0
+    forward_cast_bytes: Any = 0.0
+    backward_cast_bytes: Any = 0.0
 
 
 @dataclass(frozen=True)
@@ -105,11 +109,12 @@ class Shapes:
     ) -> Operator:
         """Product of (tokens, inner) with (inner, outer); ``groups`` weight matrices of that size are read."""
         flops = 2.0 * tokens * inner * outer
-        moved = (
-            tokens * (self.product_bytes * inner + self.bytes * outer)
-            + self.product_bytes * groups * inner * outer
-        )
-        return Operator(name, kind, modules, flops, 2.0 * flops, moved, 2.0 * moved, saved, held)
+        weights = self.product_bytes * groups * inner * outer
+        moved = tokens * (self.product_bytes * inner + self.bytes * outer) + weights
+        # fp8: the input is cast forward; backward the output's gradient, in two orders, and the input once more
+        cast = float(self.product_bytes < self.bytes) * tokens
+        casts = (cast * inner * (self.bytes + 1), cast * (outer * (self.bytes + 2) + 2 * inner))
+        return Operator(name, kind, modules, flops, 2.0 * flops, moved, 2.0 * moved, saved, held, *casts)
 
     def stream(
         self,

@@ -1,0 +1,298 @@
+"""Layers and recompute onto pipeline stages: the best placement, and what is proved of it.
+
+Two objectives. ``bottleneck`` is SAPP's: the shortest longest stage. ``makespan`` is what a step takes: the
+smallest bottleneck is not the shortest step, because a slow early stage can hide behind its warm-up. The makespan
+is bounded and proved by an integer program over critical paths (:mod:`telekit.planner.cutting_planes`) and sought
+by simulation (:mod:`telekit.planner.makespan_search`); what is proved is said.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from telekit.errors import InputError, Problem, bad
+from telekit.planner.cbc import Status
+from telekit.planner.cutting_planes import PathProgram
+from telekit.planner.dynamic_program import least_bottleneck
+from telekit.planner.integer_program import bottleneck_program, capacity_program, program_text
+from telekit.planner.makespan_search import Evaluator, even_sizes, part_sizes, search
+from telekit.planner.recompute_mix import Mixer
+from telekit.planner.solver import PROVED_GAP, SOLVERS, solve
+from telekit.planner.stage_problem import (
+    CAP_SLACK,
+    EndLoad,
+    Ints,
+    LayerType,
+    Placement,
+    RecomputeOption,
+    StageProblem,
+    bottleneck,
+    peak_memory,
+    simulated_makespan,
+    stage_times,
+)
+
+__all__ = [
+    "EndLoad",
+    "LayerType",
+    "NoFitError",
+    "Placement",
+    "Proof",
+    "RecomputeOption",
+    "StagePlan",
+    "StageProblem",
+    "bottleneck",
+    "peak_memory",
+    "place",
+    "program_text",
+    "simulated_makespan",
+    "stage_times",
+]
+
+Progress = Callable[[int, int, str], None]
+OBJECTIVES = ("makespan", "bottleneck")
+SEARCH_SHARE = 0.4
+"""Part of the time that the search by simulation may take; the integer program has the rest."""
+KICKS = 30
+
+
+class NoFitError(InputError):
+    """No placement fits the memory cap; ``smallest_cap`` would, where that was found."""
+
+    def __init__(self, problem: Problem, smallest_cap: float | None) -> None:
+        super().__init__([problem])
+        self.smallest_cap = smallest_cap
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What is proved of a placement.
+
+    Attributes
+    ----------
+    status : str
+        ``optimal`` only when the bound meets the value; else ``feasible``.
+    bound : float or None
+        No placement has an objective below this.
+    gap : float or None
+        ``(value - bound) / value``.
+    solver : str
+        Whose bound it is.
+    objective : str
+        What is bounded: ``makespan`` or ``bottleneck``.
+    """
+
+    status: Status
+    bound: float | None
+    gap: float | None
+    solver: str
+    objective: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Fit for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """A placement, its longest stage, its simulated makespan, each stage's peak memory, and the proof."""
+
+    placement: Placement
+    bottleneck: float
+    makespan: float
+    peak_memory: tuple[float, ...]
+    proof: Proof
+
+
+def place(
+    problem: StageProblem,
+    objective: str = "makespan",
+    time_limit_s: float = 10.0,
+    solver: str = "highs",
+    progress: Progress | None = None,
+) -> StagePlan:
+    """Place layers and recompute.
+
+    Parameters
+    ----------
+    problem : StageProblem
+        What is placed.
+    objective : {"makespan", "bottleneck"}
+        Among placements of least bottleneck, too, a short makespan is sought.
+    time_limit_s : float
+        Wall time; it ends sooner when the proof is done. A search that is cut short keeps its best placement.
+    solver : {"highs", "cbc"}
+        Of the integer programs.
+    progress : callable, optional
+        Told (tenths of seconds spent, tenths allowed, what is done).
+
+    Returns
+    -------
+    StagePlan
+        Within the cap, at every moment of the schedule. In makespan mode never worse than the plan of least
+        bottleneck that was found.
+
+    Raises
+    ------
+    NoFitError
+        When no placement fits; it names the smallest cap that would do.
+    InputError
+        For an unknown objective or solver, or a time limit that is not positive.
+    """
+    if objective not in OBJECTIVES:
+        raise bad("objective", objective, f"must be one of {', '.join(OBJECTIVES)}", "use makespan")
+    if solver not in SOLVERS:
+        raise bad("solver", solver, f"must be one of {', '.join(SOLVERS)}", "use highs")
+    if not (time_limit_s > 0 and math.isfinite(time_limit_s)):
+        raise bad("time_limit_s", time_limit_s, "must be a positive number of seconds", "use 10")
+    return _Placer(problem, solver, time_limit_s, progress).plan(objective)
+
+
+class _Placer:
+    """One call of :func:`place`: its clock, and the best placement so far."""
+
+    def __init__(
+        self, problem: StageProblem, solver: str, time_limit_s: float, progress: Progress | None
+    ) -> None:
+        self.problem, self.solver = problem, solver
+        self.began, self.limit_s = time.monotonic(), time_limit_s
+        self.progress = progress or (lambda done, total, what: None)
+        self.mixer = Mixer(problem)
+        self.most_bottleneck = math.inf
+        self.best: tuple[float, Placement] | None = None
+
+    def plan(self, objective: str) -> StagePlan:
+        """Find the least bottleneck, then a short makespan: of all placements, or of those of that bottleneck."""
+        only_shortest = objective == "bottleneck"
+        candidates, least_s, bound, name = self._least_bottleneck(0.6 if only_shortest else 0.1)
+        if only_shortest:
+            self.most_bottleneck = least_s * (1 + PROVED_GAP)
+        for placement in candidates:
+            self._keep(placement)
+        proof = self._least_makespan()
+        assert self.best is not None
+        makespan, placement = self.best
+        longest = self._bottleneck_of(placement)
+        if only_shortest:
+            proof = _proof(longest, bound, name, objective)
+        peak = tuple(float(b) for b in peak_memory(self.problem, placement))
+        self._tell("done")
+        return StagePlan(placement, longest, makespan, peak, proof)
+
+    def _least_bottleneck(self, share: float) -> tuple[list[Placement], float, float | None, str]:
+        """Placements, the least bottleneck among them, and whose bound on it holds."""
+        self._tell("shortest longest stage")
+        start, proved = self._start()
+        found = [start]
+        least_s = self._bottleneck_of(start)
+        program = bottleneck_program(self.problem, at_most=least_s)
+        outcome = solve(program.lp, self.solver, max(1.0, self._left_s(share)))
+        if outcome.values:
+            found.append(program.placement(self.problem, outcome.values))
+            least_s = min(least_s, self._bottleneck_of(found[-1]))
+        bound = None if outcome.bound is None else outcome.bound * program.time_unit
+        if proved and outcome.status != "optimal":
+            return found, least_s, least_s, "dynamic program"
+        return found, least_s, bound, outcome.solver
+
+    def _start(self) -> tuple[Placement, bool]:
+        """Return a placement that fits, and whether its bottleneck is proved least."""
+        evaluator = Evaluator(self.problem, self.mixer)
+        if self.problem.chunks == 1:
+            split = least_bottleneck(self.problem, self.mixer)
+            if split is not None:
+                return evaluator.placement(split.sizes), True
+        else:
+            even = even_sizes(self.problem)
+            if np.isfinite(evaluator.makespans(even[None])[0]):
+                return evaluator.placement(even), False
+        program = capacity_program(self.problem)
+        outcome = solve(program.lp, self.solver, max(1.0, self._left_s()))
+        if outcome.objective is not None and outcome.objective <= 1e-9:
+            return program.placement(self.problem, outcome.values), False
+        raise self._no_fit(None if outcome.objective is None else outcome.objective * program.memory_unit)
+
+    def _no_fit(self, over: float | None) -> NoFitError:
+        cap, smallest, hint = self.problem.cap_bytes, None, ""
+        if over is not None:
+            hint = f"{over:.6g} more on each stage would do"
+            if not np.ptp(cap):
+                smallest = math.ceil((float(cap[0]) + over) * (1 - 1e-12))
+                hint = f"{smallest} would do"
+        rule = "no placement fits, even with all the recomputation allowed"
+        return NoFitError(Problem("memory_cap_bytes", self.problem.memory_cap_bytes, rule, hint), smallest)
+
+    def _least_makespan(self) -> Proof:
+        """Bound by the relaxation, search by simulation, then branch until proved or out of time."""
+        assert self.best is not None
+        self._tell("bound on the makespan")
+        rows = PathProgram(self.problem, self.most_bottleneck)
+        times = stage_times(self.problem, self.best[1])
+        rows.learn(*times)
+        near = rows.relax(np.stack(times), time.monotonic() + self._left_s(0.3))
+        self._tell("search by simulation")
+        evaluator = Evaluator(self.problem, self.mixer, self.most_bottleneck)
+        seeds = [part_sizes(self.problem, self.best[1]), even_sizes(self.problem)]
+        seeds += [] if near is None else [near]
+        self._improve(evaluator, seeds, KICKS, SEARCH_SHARE)
+        name = "highs"
+        while not self._proved(rows.bound_s) and self._left_s() > 0.5:
+            self._tell("proof by branching")
+            name = self._branch(rows, evaluator)
+        return _proof(self.best[0], rows.bound_s, name, "makespan")
+
+    def _branch(self, rows: PathProgram, evaluator: Evaluator) -> str:
+        """One integer program; simulate, improve and learn from what it finds."""
+        assert self.best is not None
+        limit_s = self._left_s(0.8) if self._left_s() > 2 else self._left_s()
+        outcome, placement = rows.branch(self.best[0], self.solver, limit_s)
+        if placement is not None:
+            self._keep(placement)
+            rows.learn(*stage_times(self.problem, placement))
+            self._improve(evaluator, [part_sizes(self.problem, placement)], 0, SEARCH_SHARE)
+            rows.learn(*stage_times(self.problem, self.best[1]))
+        return outcome.solver
+
+    def _improve(self, evaluator: Evaluator, seeds: list[Ints], kicks: int, share: float) -> None:
+        found = search(evaluator, seeds, kicks, time.monotonic() + self._left_s(share))
+        if found is not None:
+            self._keep(evaluator.placement(found[0]))
+
+    def _proved(self, bound_s: float) -> bool:
+        return self.best is not None and bound_s >= self.best[0] * (1 - PROVED_GAP)
+
+    def _keep(self, placement: Placement) -> None:
+        """Simulate a placement, and keep it when it is allowed and the best."""
+        makespan = simulated_makespan(self.problem, placement)
+        better = self.best is None or makespan < self.best[0]
+        if better and self._bottleneck_of(placement) <= self.most_bottleneck and self._fits(placement):
+            self.best = (makespan, placement)
+
+    def _fits(self, placement: Placement) -> bool:
+        peak, cap = peak_memory(self.problem, placement), self.problem.cap_bytes
+        return bool((peak <= cap * (1 + CAP_SLACK)).all())
+
+    def _bottleneck_of(self, placement: Placement) -> float:
+        return float(bottleneck(self.problem, *stage_times(self.problem, placement)))
+
+    def _left_s(self, share: float = 1.0) -> float:
+        return share * (self.began + self.limit_s - time.monotonic())
+
+    def _tell(self, what: str) -> None:
+        spent_s = min(time.monotonic() - self.began, self.limit_s)
+        self.progress(int(10 * spent_s), max(1, int(10 * self.limit_s)), what)
+
+
+def _proof(value: float, bound: float | None, solver: str, objective: str) -> Proof:
+    if bound is None:
+        return Proof("feasible", None, None, solver, objective)
+    gap = (value - bound) / value if value > 0 else 0.0
+    if gap <= PROVED_GAP:
+        return Proof("optimal", value, 0.0, solver, objective)
+    return Proof("feasible", bound, gap, solver, objective)

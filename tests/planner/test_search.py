@@ -1,0 +1,155 @@
+"""The search against brute force: every layout estimated one by one, its answer re-checked through estimate."""
+
+import dataclasses
+from itertools import product
+
+import pytest
+
+from telekit.cost.estimate import estimate
+from telekit.errors import InputError
+from telekit.job import Job, layout_dict
+from telekit.model.huggingface import load_model
+from telekit.planner.candidates import options, tables
+from telekit.planner.placing import place_layers, stage_problem, units
+from telekit.planner.search import plan
+from telekit.planner.stages import peak_memory, simulated_makespan
+
+SMALL = {
+    "model": "deepseek-v2-lite",
+    "cluster": {"device": "a100-40gb", "nodes": 2},
+    "train": {"seq_len": 4096, "global_batch": 128},
+}
+
+
+def job(**change):
+    return Job.read(SMALL | change)
+
+
+@pytest.fixture(scope="module")
+def found():
+    return plan(job(), top=3, time_limit_s=10)
+
+
+def brute_force(base):
+    """Every layout of the search space, one by one, with evenly spread layers."""
+    values = options(base)
+    for pp, vpp, recompute in product(values["pp"], values["vpp"], values["recompute"]):
+        if pp * vpp > base.model.num_layers or (vpp > 1 and pp == 1):
+            continue
+        for tp, cp, ep, etp, micro in product(*(values[n] for n in ("tp", "cp", "ep", "etp", "micro_batch"))):
+            if base.cluster.devices % (tp * cp * pp):
+                continue
+            update = {"pp": pp, "vpp": vpp, "recompute": recompute, "tp": tp, "cp": cp, "ep": ep, "etp": etp,
+                      "micro_batch": micro, "dp": base.cluster.devices // (tp * cp * pp),
+                      "schedule": "interleaved-1f1b" if vpp > 1 else "1f1b"}  # fmt: skip
+            yield base.with_layout(base.layout.model_copy(update=update))
+
+
+def test_counts_and_best_against_brute_force(found):
+    everything = [estimate(one) for one in brute_force(job())]
+    assert found.searched == len(everything)
+    assert found.valid == sum(e.fits for e in everything)
+    assert found.rejected["memory"] == sum(e.valid and not e.fits for e in everything)
+    best = min(e.step_time_s for e in everything if e.fits)
+    assert found.best.step_time_s <= best
+    assert found.search_bound_s <= found.best.step_time_s
+    assert found.search_bound_s <= best
+
+
+def test_every_plan_estimates_to_the_same_numbers_and_fits(found):
+    for one in found.plans:
+        again = estimate(Job.read(SMALL | {"layout": layout_dict(one.layout)}))
+        assert again.fits
+        assert again.step_time_s == one.step_time_s
+        assert again.peak_bytes == one.peak_bytes <= again.capacity_bytes
+
+
+def test_plans_are_sorted_and_proofs_are_of_their_own_pipeline(found):
+    times = [p.step_time_s for p in found.plans]
+    assert times == sorted(times) and len(times) == 3
+    for one in found.plans:
+        makespan = one.makespan_s
+        assert one.proof.bound <= makespan * (1 + 1e-9)
+        if one.proof.status == "optimal":
+            assert one.proof.bound == pytest.approx(makespan, rel=1e-5)
+        else:
+            assert one.proof.gap == pytest.approx(1 - one.proof.bound / makespan, abs=1e-6)
+
+
+def test_given_fields_are_kept():
+    fixed = {"pp": 2, "tp": 2, "recompute": "full", "micro_batch": 2}
+    for one in plan(job(layout=fixed), top=2, time_limit_s=4).plans:
+        assert {name: getattr(one.layout, name) for name in ("pp", "tp", "micro_batch")} == {
+            "pp": 2, "tp": 2, "micro_batch": 2}  # fmt: skip
+        cells = [cell for row in one.layout.stages for cell in row]
+        assert all(set(cell.options(one.layout.option)) == {"full"} for cell in cells)
+
+
+@pytest.mark.parametrize("schedule", ["zb-h1", "zb-v", "dualpipe", "dualpipe-v", "gpipe"])
+def test_other_schedules_are_searched_when_asked_for(schedule):
+    found = plan(job(layout={"schedule": schedule, "pp": 4}), top=1, time_limit_s=3)
+    assert found.best.layout.schedule == schedule
+    assert found.best.estimate.fits
+    if schedule != "gpipe":
+        assert found.best.proof.status == "unknown" and found.best.proof.bound is None
+
+
+def test_nothing_fits():
+    small = job(cluster={"device": "a100-40gb", "devices": 1}, model="llama-3.1-70b")
+    found = plan(small, top=1, time_limit_s=2)
+    assert found.plans == () and found.rejected["memory"] > 0
+    with pytest.raises(InputError, match="memory"):
+        _ = found.best
+
+
+def test_progress_is_told():
+    told = []
+    plan(
+        job(layout={"pp": 2, "tp": 1, "micro_batch": 1}),
+        top=1,
+        time_limit_s=2,
+        progress=lambda *a: told.append(a),
+    )
+    assert any("costing" in what for *_, what in told) and any("placing" in what for *_, what in told)
+    assert all(0 <= done <= total for done, total, _ in told)
+
+
+@pytest.mark.parametrize("name", ["deepseek-v2-lite", "gpt-oss-120b", "llama-3.1-8b", "gpt3-175b"])
+@pytest.mark.parametrize("choices", [("none",), ("none", "selective", "full"), ("full",)], ids="/".join)
+def test_the_problem_counts_what_the_estimate_counts(name, choices):
+    """Makespan and peak of the placement problem are those of the estimate of the written layout."""
+    one = Job.read(SMALL | {"model": name, "cluster": {"device": "b200", "nodes": 32},
+                            "layout": {"pp": 4, "tp": 8, "ep": 8 if load_model(name).moe else 1}})  # fmt: skip
+    problem = stage_problem(one, choices)
+    placed = place_layers(one, choices, 3.0)
+    again = estimate(one.with_layout(placed.layout))
+    assert sum(stage.layers for stage in again.stages) == one.model.num_layers
+    from telekit.planner.stages import place
+
+    direct = place(problem, time_limit_s=3.0)
+    pipeline = again.step_time_s - again.breakdown_s["dp_comm"] - again.breakdown_s["optimizer"]
+    assert pipeline == pytest.approx(simulated_makespan(problem, direct.placement), rel=1e-9)
+    assert again.peak_bytes <= peak_memory(problem, direct.placement).max() * (1 + 1e-12)
+
+
+def test_alternating_kinds_are_placed_in_pairs():
+    model = load_model("gpt-oss-120b")
+    (unit,) = units(model)
+    assert (len(unit.kinds), unit.count) == (2, 18)
+    assert [u.count for u in units(load_model("deepseek-v3"))] == [3, 58]
+
+
+def test_the_space_has_no_row_twice():
+    rows = set()
+    for shape in tables(job()):
+        for i in range(len(shape.table)):
+            row = shape.table.row(i, shape.base)
+            key = (row.pp, row.vpp, row.tp, row.cp, row.dp, row.ep, row.etp, row.micro_batch)
+            assert key not in rows
+            rows.add(key)
+    assert rows
+
+
+def test_jobs_stay_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        job().layout = None
