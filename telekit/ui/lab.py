@@ -20,6 +20,7 @@ INDEX = "index.ipynb"
 MANIFEST = ".telekit.json"
 DEFAULT_FOLDER = "telekit-notebooks"
 HOST = "127.0.0.1"
+PROMPT = "telekit.ui.websocket.PromptConnection"
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,7 @@ def arguments(folder: Path, browser: bool, port: int | None) -> list[str]:
         "LabApp.news_url": None,
         "LabApp.check_for_updates_class": "jupyterlab.NeverCheckForUpdate",
         "LabApp.extension_manager": "readonly",
+        "ServerApp.kernel_websocket_connection_class": PROMPT,
     }
     if port is not None:
         options |= {"ServerApp.port": port, "ServerApp.port_retries": 0}

@@ -1,0 +1,116 @@
+"""Self-checks: silent until answered, so an unanswered chapter runs; a wrong answer hears its likely slip."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+SLIPS: tuple[tuple[float, str], ...] = (
+    (1.024**3, "GB (1e9 bytes) is not GiB (2**30 bytes): they differ by 7.4 %"),
+    (1.024**2, "MB (1e6 bytes) is not MiB (2**20 bytes): they differ by 4.9 %"),
+    (1e9, "a factor of 1e9: check the prefix"),
+    (1e6, "a factor of 1e6: check the prefix"),
+    (1e3, "a factor of 1000: check the prefix"),
+    (1024.0**3, "a factor of 2**30: bytes or GiB?"),
+    (100.0, "a factor of 100: a fraction or per cent?"),
+    (8.0, "a factor of 8: bits or bytes, or the devices of a node?"),
+    (4.0, "a factor of 4: check bytes a number, and forward against forward with backward"),
+    (3.0, "a factor of 3: forward alone, or forward with backward?"),
+    (2.0, "a factor of 2: check bytes a number, multiply with add, one way or both ways"),
+)
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """Verdict on one answer; ``ok`` is None while there is no answer."""
+
+    ok: bool | None
+    message: str
+
+    def __bool__(self) -> bool:
+        return bool(self.ok)
+
+    def __repr__(self) -> str:
+        return f"{_MARKS[self.ok][0]} {self.message}"
+
+    def _repr_html_(self) -> str:
+        mark, colour = _MARKS[self.ok]
+        return f"<p><b style='color:{colour}'>{mark}</b> {html.escape(self.message)}</p>"
+
+
+_MARKS = {None: ("…", "#828a93"), True: ("✓", "#1b8573"), False: ("✗", "#c8372d")}
+
+
+def number(answer: Any, want: float, *, rel: float = 0.01, unit: str = "", hint: str = "") -> Feedback:
+    """Check a number, and name the slip behind a wrong one where it is a common factor.
+
+    Parameters
+    ----------
+    answer : float or None
+        None: not answered yet.
+    want : float
+        The right value, computed at the exercise's own numbers, never at a slider's.
+    rel : float
+        Relative tolerance; keep it under 2 %, or GB passes for GiB.
+    unit, hint : str
+        Unit of the answer; a nudge for a wrong or missing answer.
+    """
+    if answer is None:
+        return Feedback(
+            None, f"Set `answer`{f' [{unit}]' if unit else ''} and run the cell again. {hint}".strip()
+        )
+    try:
+        value = float(answer)
+    except (TypeError, ValueError):
+        return Feedback(False, f"{answer!r} is not a number.")
+    if not math.isfinite(value):
+        return Feedback(False, f"{value} is not a finite number.")
+    said = f"{value:,.6g} {unit}".strip()
+    if math.isclose(value, want, rel_tol=rel):
+        return Feedback(True, f"{said}: right.")
+    if math.isclose(-value, want, rel_tol=rel):
+        return Feedback(False, f"{said} has the wrong sign.")
+    for factor, why in SLIPS:
+        if any(math.isclose(value, want * f, rel_tol=min(rel, 0.01)) for f in (factor, 1 / factor)):
+            return Feedback(False, f"{said} is off by a common slip: {why}.")
+    return Feedback(False, f"{said} is not it. {hint}".strip())
+
+
+def choice(answer: Any, want: str, why: dict[str, str]) -> Feedback:
+    """Check one of several options; ``why`` says for each option why it is right or wrong."""
+    options = ", ".join(repr(option) for option in why)
+    if answer is None:
+        return Feedback(None, f"Set `answer` to one of {options} and run the cell again.")
+    if answer not in why:
+        return Feedback(False, f"{answer!r} is not one of {options}.")
+    return Feedback(answer == want, why[answer])
+
+
+def design(
+    answer: Any, demands: Sequence[tuple[str, Callable[[Any], bool | str]]], hint: str = ""
+) -> Feedback:
+    """Check a design: the first demand it misses is said, with its own words.
+
+    Parameters
+    ----------
+    answer : object or None
+        The reader's design (a layout, a schedule).
+    demands : sequence of (str, callable)
+        What is demanded, and a function of the answer that gives True, False, or a sentence that says how the
+        answer falls short. A :class:`ValueError` of the function is said to the reader as it stands.
+    hint : str
+        How to begin.
+    """
+    if answer is None:
+        return Feedback(None, f"Set `answer` and run the cell again. {hint}".strip())
+    for demand, holds in demands:
+        try:
+            verdict = holds(answer)
+        except ValueError as error:
+            return Feedback(False, f"{demand}: {error}")
+        if verdict is not True:
+            return Feedback(False, f"{demand}: {verdict or 'not met'}.")
+    return Feedback(True, f"All {len(demands)} demands are met.")
