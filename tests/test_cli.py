@@ -95,7 +95,8 @@ def test_defaults_are_listed(telekit):
 
 
 @pytest.mark.parametrize("words", [("count", "nothing"), ("estimate", "nothing.yaml"), ("plan", "nothing.yaml"),
-                                   ("count", "deepseek-v3", "--attention", "half"), ("count", "deepseek-v3", "--seq-len", "0"),
+                                   ("count", "deepseek-v3", "--attention", "half"),
+                                   ("count", "deepseek-v3", "--seq-len", "0"),
                                    ("balance", "nothing.json", "--stages", "4", "--micro-batches", "4"),
                                    ("estimate",), ("frobnicate",)], ids=lambda w: " ".join(w))  # fmt: skip
 def test_bad_input_exits_2_with_a_message_and_no_traceback(telekit, words):

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 
 import numpy as np
 
 from telekit.pipeline.simulate import makespan
 from telekit.planner.critical_paths import Path, critical_paths, one_slow_part
-from telekit.planner.integer_program import makespan_program, time_names
+from telekit.planner.integer_program import Program, makespan_program, time_names
 from telekit.planner.solver import Outcome, Relaxation, solve
 from telekit.planner.stage_problem import Floats, Ints, Placement, StageProblem
 
@@ -29,15 +30,19 @@ class PathProgram:
     ----------
     problem : StageProblem
         What is placed.
+    floor_s : float
+        A bound on every makespan that is known otherwise.
     most_bottleneck : float
         Only placements whose bottleneck does not exceed this; the bound is then for these.
     """
 
-    def __init__(self, problem: StageProblem, most_bottleneck: float = math.inf) -> None:
+    def __init__(
+        self, problem: StageProblem, floor_s: float = 0.0, most_bottleneck: float = math.inf
+    ) -> None:
         self.problem = problem
+        self.floor_s = self.bound_s = floor_s
         self.most_bottleneck = most_bottleneck
         self.paths: dict[Path, None] = dict.fromkeys(one_slow_part(problem))
-        self.bound_s = 0.0
 
     def learn(self, forward_s: Floats, backward_s: Floats) -> list[Path]:
         """Add the critical paths of these times, each of shape (chunks, stages); return the new ones."""
@@ -52,44 +57,37 @@ class PathProgram:
         A path is sought half way between the relaxation's times and ``inner_s`` (2, chunks, stages), times of
         a real placement: such paths cut deeper. Returns the relaxation's layers of each part, rounded.
         """
-        problem = self.problem
-        program = makespan_program(problem, self.paths, most_bottleneck=self.most_bottleneck)
+        program = self._program()
         relaxation = Relaxation(program.lp)
-        names, unit = time_names(problem), program.time_unit
-        outcome = Outcome("unknown")
+        names, unit = time_names(self.problem), program.time_unit
+        values: Mapping[str, float] = {}
         while time.monotonic() < deadline:
-            latest = relaxation.solve(max(0.1, deadline - time.monotonic()))
-            if latest.objective is None or latest.bound is None:
+            outcome = relaxation.solve(max(0.1, deadline - time.monotonic()))
+            if outcome.bound is None:
                 break
-            outcome, bound_s = latest, latest.bound * unit
+            values, bound_s = outcome.values, outcome.bound * unit
             self.bound_s = max(self.bound_s, bound_s)
-            times = np.array([outcome.values[name] for name in names]).reshape(inner_s.shape) * unit
-            times = np.maximum(times, 0.0)
-            if float(makespan(problem.schedule, *times, problem.micro_batches, problem.comm_s)) <= bound_s * (
-                1 + ENOUGH
-            ):
-                break
-            new = self.learn(*(0.5 * (times + inner_s)))
-            if not any(path.length_s(*times, problem.comm_s) > bound_s * (1 + ENOUGH) for path in new):
-                new += self.learn(*times)
+            times = np.array([values[name] for name in names]).reshape(inner_s.shape) * unit
+            new = self._violated(np.maximum(times, 0.0), inner_s, bound_s * (1 + ENOUGH))
             if not new:
                 break
             for path in new:
                 terms = {name: float(n) for name, n in zip(names, path.passes, strict=True) if n}
-                relaxation.add(terms | {"makespan": -1.0}, -path.crossings * problem.comm_s / unit)
-        if not outcome.values:
+                lag = path.crossings * self.problem.comm_s / unit
+                relaxation.add(terms | {"makespan": -1.0}, -lag)
+        if not values:
             return None
-        layers = np.vectorize(lambda v: outcome.values[v.name], otypes=[float])(program.counts).sum(axis=0)
-        return rounded(problem, np.array([layers[v, s] for v, s in problem.positions]))
+        layers = np.vectorize(lambda v: values[v.name], otypes=[float])(program.counts).sum(axis=0)
+        return rounded(self.problem, np.array([layers[v, s] for v, s in self.problem.positions]))
+
+    def _program(self, at_most: float = math.inf) -> Program:
+        return makespan_program(self.problem, self.paths, self.floor_s, at_most, self.most_bottleneck)
 
     def _violated(self, times_s: Floats, inner_s: Floats, above_s: float) -> list[Path]:
-        """New paths longer than ``above_s`` under a relaxation's times; none when its makespan is not."""
-        forward, backward = times_s
-        problem = self.problem
-        if (
-            float(makespan(problem.schedule, forward, backward, problem.micro_batches, problem.comm_s))
-            <= above_s
-        ):
+        """Learn paths longer than ``above_s`` under a relaxation's times; none when its makespan is not."""
+        problem, (forward, backward) = self.problem, (times_s[0], times_s[1])
+        longest = makespan(problem.schedule, forward, backward, problem.micro_batches, problem.comm_s)
+        if float(longest) <= above_s:
             return []
         between = 0.5 * (times_s + inner_s)
         new = self.learn(between[0], between[1])
@@ -97,12 +95,12 @@ class PathProgram:
             return new
         return new + self.learn(forward, backward)
 
-    def branch(self, at_most: float, solver: str, time_limit_s: float) -> tuple[Outcome, Placement | None]:
-        """Solve the integer program over the paths known; raise the bound; return what it found."""
-        program = makespan_program(
-            self.problem, self.paths, at_most=at_most, most_bottleneck=self.most_bottleneck
-        )
-        outcome = solve(program.lp, solver, time_limit_s)
+    def branch(
+        self, known: Placement, known_s: float, solver: str, time_limit_s: float
+    ) -> tuple[Outcome, Placement | None]:
+        """Solve the integer program over the paths found, from a known placement; raise the bound."""
+        program = self._program(known_s)
+        outcome = solve(program.lp, solver, time_limit_s, start=program.start(known))
         if outcome.bound is not None:
             self.bound_s = max(self.bound_s, outcome.bound * program.time_unit)
         return outcome, program.placement(self.problem, outcome.values) if outcome.values else None

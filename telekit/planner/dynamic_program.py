@@ -14,6 +14,9 @@ import numpy as np
 from telekit.planner.recompute_mix import Mixer
 from telekit.planner.stage_problem import Floats, Ints, StageProblem
 
+MOST_MIXED_LAYERS = 256
+"""Most layers of more than one kind: every stretch of them has a mix of its own to find."""
+
 
 @dataclass(frozen=True)
 class Split:
@@ -23,17 +26,27 @@ class Split:
     bottleneck_s: float
 
 
-def least_bottleneck(problem: StageProblem, mixer: Mixer | None = None) -> Split | None:
+def covers(problem: StageProblem) -> bool:
+    """Whether :func:`least_bottleneck` answers this problem.
+
+    Chunks of one stage share its memory, so that cuts are not independent: one chunk a stage only.
+    """
+    kinds = len({run.kind for run in problem.layers})
+    return problem.chunks == 1 and (kinds == 1 or problem.total_layers <= MOST_MIXED_LAYERS)
+
+
+def least_bottleneck(problem: StageProblem, mixer: Mixer) -> Split | None:
     """Split with the shortest longest stage; None when no split fits the memory.
+
+    The bottleneck is proved least while ``mixer.exact``; that nothing fits is certain in any case.
 
     Raises
     ------
     ValueError
-        With more than one chunk a stage: chunks of a stage share its memory, so cuts are not independent.
+        For a problem it does not cover.
     """
-    if problem.chunks != 1:
-        raise ValueError("the dynamic program covers one chunk a stage")
-    mixer = mixer or Mixer(problem)
+    if not covers(problem):
+        raise ValueError("the dynamic program does not cover this problem")
     total = problem.total_layers
     longest = min(total, 2 * -(-total // problem.stages))
     while True:
@@ -82,9 +95,12 @@ def _stage_times(problem: StageProblem, mixer: Mixer, longest: int) -> Floats:
     ends = (problem.end_times[0] + problem.end_times[1])[0]
     time = np.full((stages, longest + 1, total + 1), np.inf)
     for n in range(longest + 1):
-        layers = (mixer.prefix[:, n:] - mixer.prefix[:, : total + 1 - n]).T
-        rows, which = np.unique(layers, axis=0, return_inverse=True)
-        base = rows @ work
+        start = np.arange(total + 1 - n)
+        # The first stage starts the model and the last ends it: with two stages most stretches are neither's.
+        start = start[(start == 0) | (start + n == total) | (stages > 2)]
+        rows, which = np.unique(
+            (mixer.prefix[:, start + n] - mixer.prefix[:, start]).T, axis=0, return_inverse=True
+        )
         extra = np.array([mixer.least_extra(row) for row in rows])
-        time[:, n, : total + 1 - n] = (base[:, None] + extra + ends)[which.ravel()].T
+        time[:, n, start] = ((rows @ work)[:, None] + extra + ends)[which.ravel()].T
     return time

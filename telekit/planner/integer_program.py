@@ -39,32 +39,43 @@ class Program:
         whole = [round(values.get(v.name, 0.0)) for v in self.counts.ravel()]
         return Placement.from_array(problem, np.array(whole).reshape(self.counts.shape))
 
+    def start(self, placement: Placement) -> dict[str, float]:
+        """Return a placement as values of the counts, for a solver to start from."""
+        return {v.name: float(n) for v, n in zip(self.counts.ravel(), placement.array.ravel(), strict=True)}
+
     def text(self, rows: int = 12) -> str:
         """Write the program for a reader: each group of rows by name, at most ``rows`` of each."""
         return _text(self, rows)
 
 
-def bottleneck_program(problem: StageProblem, at_most: float | None = None) -> Program:
+def bottleneck_program(
+    problem: StageProblem, at_most: float = math.inf, whole_stages: bool = False
+) -> Program:
     """Least bottleneck; the rows of SAPP (:func:`telekit.planner.stage_problem.bottleneck`).
 
     Parameters
     ----------
     problem : StageProblem
         What is placed.
-    at_most : float, optional
+    at_most : float
         A bottleneck known to be reachable; cuts the search short.
+    whole_stages : bool
+        Minimise instead the longest stage with all its chunks: times the micro-batches it bounds a makespan.
     """
     program = _layers(problem, "bottleneck")
-    # With SAPP's sum of two the variable called bottleneck is only a part of the objective: still a bound.
-    upper = None if at_most is None else at_most / program.time_unit * (1 + 1e-7)
-    program.lp.setObjective(_bottleneck_rows(problem, program, upper))
+    rows = _whole_stage_rows if whole_stages else _bottleneck_rows
+    objective = rows(problem, program)
+    program.lp.setObjective(objective)
+    if math.isfinite(at_most):
+        _row(program.lp, "known", dict(objective.items()), "<=", at_most / program.time_unit * (1 + 1e-7))
     return program
 
 
 def makespan_program(
     problem: StageProblem,
     paths: Iterable[Path],
-    at_most: float | None = None,
+    at_least: float = 0.0,
+    at_most: float = math.inf,
     most_bottleneck: float = math.inf,
 ) -> Program:
     """Least makespan over the given paths: its optimum is a lower bound on the makespan of every placement.
@@ -75,18 +86,18 @@ def makespan_program(
         What is placed.
     paths : iterable of Path
         Paths through the schedule; the more of them are critical somewhere, the closer the bound.
-    at_most : float, optional
-        A makespan known to be reachable.
+    at_least, at_most : float
+        A bound that every makespan keeps, and a makespan known to be reachable.
     most_bottleneck : float
         Only placements whose bottleneck does not exceed this.
     """
     program = _layers(problem, "makespan")
     lp, unit = program.lp, program.time_unit
-    upper = None if at_most is None else at_most / unit * (1 + 1e-7)
-    total = lp.add_variable("makespan", 0, upper)
+    upper = at_most / unit * (1 + 1e-7) if math.isfinite(at_most) else None
+    total = lp.add_variable("makespan", at_least / unit * (1 - 1e-9), upper)
     lp.setObjective(_sum({total: 1.0}))
     if math.isfinite(most_bottleneck):
-        longest = _bottleneck_rows(problem, program, None)
+        longest = _bottleneck_rows(problem, program)
         _row(lp, "no_longer", dict(longest.items()), "<=", most_bottleneck / unit * (1 + 1e-9))
     times = _pass_times(problem, program)
     for i, path in enumerate(paths):
@@ -209,12 +220,25 @@ def _times(program: Program, rate: Floats, v: int, s: int) -> Terms:
     return {n: r / unit for n, r in zip(program.counts[:, v, s], rate, strict=True)}
 
 
-def _bottleneck_rows(problem: StageProblem, program: Program, upper: float | None) -> Any:
+def _whole_stage_rows(problem: StageProblem, program: Program) -> Any:
+    """Rows of the longest stage, all its chunks together; returns it as an expression."""
+    forward, backward, _, _ = problem.rates
+    longest = program.lp.add_variable("longest_stage", 0)
+    ends = (problem.end_times[0] + problem.end_times[1]).sum(axis=0) / program.time_unit
+    for s in range(problem.stages):
+        terms: Terms = {longest: -1.0}
+        for v in range(problem.chunks):
+            terms |= _times(program, forward + backward, v, s)
+        _row(program.lp, f"whole_s{s}", terms, "<=", -float(ends[s]))
+    return _sum({longest: 1.0})
+
+
+def _bottleneck_rows(problem: StageProblem, program: Program) -> Any:
     """Rows of SAPP's objective; returns it as an expression."""
     lp, unit = program.lp, program.time_unit
     ends_f, ends_b = (end / unit for end in problem.end_times)
     forward, backward, _, _ = problem.rates
-    longest = lp.add_variable("bottleneck", 0, upper)
+    longest = lp.add_variable("bottleneck", 0)
     if problem.chunks > 1 and problem.micro_batches == problem.stages:
         return _last_chunk_rows(problem, program, longest)
     for s in range(problem.stages):

@@ -16,29 +16,35 @@ from telekit.planner.stage_problem import CAP_SLACK, Floats, Ints, StageProblem
 
 Kinds = tuple[int, ...]
 MOST_MIXES = 20_000
+"""Mixes of a stage's chunks looked at together."""
+MOST_POINTS = 512
+"""Points kept of a frontier; both ends always are."""
 
 
 @dataclass(frozen=True)
 class Frontier:
     """Mixes of recompute options that no other mix beats in both size and time.
 
-    Sorted from the largest activation (least extra time) to the smallest; ``layers[mix, option slot]`` counts
-    layers for every (kind, option).
+    Sorted from the largest activation (least extra time) to the smallest. Each mix is a mix of one layer less
+    (``parent``, its place in that frontier) and an option (``slot``) for a layer of the last kind.
     """
 
     activation: Floats
     extra: Floats
-    layers: Ints
+    parent: Ints
+    slot: Ints
 
 
 class Mixer:
     """Finds and remembers mixes for one problem.
 
-    Layers are counted by *kind*: runs whose layers cost the same share one.
+    Layers are counted by *kind*: runs whose layers cost the same share one. ``exact`` turns False when a
+    frontier had to be thinned; mixes then still fit, but may recompute a little more than they must.
     """
 
     def __init__(self, problem: StageProblem) -> None:
         self.problem = problem
+        self.exact = True
         kinds = list(dict.fromkeys(run.kind for run in problem.layers))
         self.kind_of_run = [kinds.index(run.kind) for run in problem.layers]
         first = [self.kind_of_run.index(k) for k in range(len(kinds))]
@@ -49,39 +55,47 @@ class Mixer:
         one_hot = pattern[None, :] == np.arange(len(kinds))[:, None]
         self.prefix = np.concatenate([np.zeros((len(kinds), 1), np.int64), one_hot.cumsum(axis=1)], axis=1)
         """Layers of each kind before each place in the model, shape (kinds, layers + 1)."""
-        self._singles: dict[tuple[int, int], Frontier] = {}
-        self._frontiers: dict[Kinds, Frontier] = {}
+        nothing = Frontier(np.zeros(1), np.zeros(1), np.zeros(1, np.int64), np.zeros(1, np.int64))
+        self._frontiers: dict[Kinds, Frontier] = {(0,) * len(kinds): nothing}
         self._mixes: dict[tuple[int, bytes], tuple[Floats, Ints] | None] = {}
 
     def frontier(self, layers: Kinds) -> Frontier:
         """Best mixes of so many layers of each kind."""
-        found = self._frontiers.get(layers)
-        if found is None:
-            found = self._single(0, layers[0])
-            for kind, count in enumerate(layers[1:], start=1):
-                if count:
-                    found = _combined(found, self._single(kind, count))
-            self._frontiers[layers] = found
+        missing = []
+        at = layers
+        while at not in self._frontiers:
+            missing.append(at)
+            at = _one_less(at)
+        found = self._frontiers[at]
+        for at in reversed(missing):
+            found = self._frontiers[at] = self._one_more(found, _last_kind(at))
         return found
 
-    def _single(self, kind: int, count: int) -> Frontier:
-        have = max((n for k, n in self._singles if k == kind and n <= count), default=-1)
-        if have < 0:
-            nothing = np.zeros(1)
-            self._singles[kind, 0] = Frontier(nothing, nothing, np.zeros((1, len(self.slots)), np.int64))
-            have = 0
-        for n in range(have, count):
-            self._singles[kind, n + 1] = _combined(self._singles[kind, n], self._one(kind))
-        return self._singles[kind, count]
-
-    def _one(self, kind: int) -> Frontier:
-        mine = [i for i, (k, _) in enumerate(self.slots) if k == kind]
+    def _one_more(self, fewer: Frontier, kind: int) -> Frontier:
+        """Every mix with every option for one more layer, less those that another beats or equals."""
+        slots = [i for i, (k, _) in enumerate(self.slots) if k == kind]
         options = self.runs[kind].options
-        return _pruned(
-            np.array([o.activation_bytes for o in options]),
-            np.array([o.extra_backward_s for o in options]),
-            np.eye(len(self.slots), dtype=np.int64)[mine],
-        )
+        activation = np.add.outer([o.activation_bytes for o in options], fewer.activation).ravel()
+        extra = np.add.outer([o.extra_backward_s for o in options], fewer.extra).ravel()
+        by_extra = np.lexsort((activation, extra))
+        sizes = activation[by_extra]
+        keep = np.ones(len(sizes), dtype=bool)
+        keep[1:] = sizes[1:] < np.minimum.accumulate(sizes)[:-1]
+        best = by_extra[keep]
+        if len(best) > MOST_POINTS:
+            self.exact = False
+            best = best[_thinned(len(best), MOST_POINTS)]
+        parent, slot = best % len(fewer.extra), np.array(slots)[best // len(fewer.extra)]
+        return Frontier(activation[best], extra[best], parent, slot)
+
+    def _unwound(self, layers: Kinds, index: int) -> Ints:
+        """Layers by slot of one mix of a frontier."""
+        counts = np.zeros(len(self.slots), np.int64)
+        while any(layers):
+            found = self._frontiers[layers]
+            counts[found.slot[index]] += 1
+            layers, index = _one_less(layers), int(found.parent[index])
+        return counts
 
     def room(self, stage: int, layers: Ints) -> float:
         """Bytes left for activations on a stage that holds layers of shape (chunks, kinds)."""
@@ -109,7 +123,8 @@ class Mixer:
     def _find(self, stage: int, layers: Ints) -> tuple[Floats, Ints] | None:
         room = self.room(stage, layers)
         held = np.unique(self.problem.profiles[:, :, stage], axis=0)
-        fronts = [self.frontier(tuple(row)) for row in layers.tolist()]
+        wanted = [tuple(row) for row in layers.tolist()]
+        fronts = [self.frontier(row) for row in wanted]
         most = max(2, int(MOST_MIXES ** (1 / len(fronts))))
         picks = [_thinned(len(front.extra), most) for front in fronts]
         grids = np.meshgrid(*picks, indexing="ij")
@@ -121,8 +136,8 @@ class Mixer:
         extra = np.stack([front.extra[i] for front, i in zip(fronts, index, strict=True)])
         total, longest = extra.sum(axis=0), extra.max(axis=0)
         best = np.lexsort((longest, np.where(fits, total, math.inf)))[0]
-        chosen = np.stack([front.layers[i] for front, i in zip(fronts, index[:, best], strict=True)])
-        return extra[:, best], chosen
+        chosen = [self._unwound(row, int(i)) for row, i in zip(wanted, index[:, best], strict=True)]
+        return extra[:, best], np.stack(chosen)
 
 
 def _slack(problem: StageProblem, stage: int) -> float:
@@ -136,19 +151,11 @@ def _thinned(count: int, most: int) -> Ints:
     return np.unique(np.linspace(0, count - 1, most).round().astype(np.int64))
 
 
-def _combined(first: Frontier, second: Frontier) -> Frontier:
-    return _pruned(
-        np.add.outer(first.activation, second.activation).ravel(),
-        np.add.outer(first.extra, second.extra).ravel(),
-        (first.layers[:, None, :] + second.layers[None, :, :]).reshape(-1, first.layers.shape[1]),
-    )
+def _last_kind(layers: Kinds) -> int:
+    return max(k for k, n in enumerate(layers) if n)
 
 
-def _pruned(activation: Floats, extra: Floats, layers: Ints) -> Frontier:
-    """Drop mixes that another one beats or equals in both ways."""
-    by_extra = np.lexsort((activation, extra))
-    activation, extra, layers = activation[by_extra], extra[by_extra], layers[by_extra]
-    smallest = np.minimum.accumulate(activation)
-    keep = np.ones(len(activation), dtype=bool)
-    keep[1:] = activation[1:] < smallest[:-1]
-    return Frontier(activation[keep], extra[keep], layers[keep])
+def _one_less(layers: Kinds) -> Kinds:
+    """Without one layer of the last kind: runs come in order, so a shorter stretch of the model is known."""
+    kind = _last_kind(layers)
+    return (*layers[:kind], layers[kind] - 1, *layers[kind + 1 :])

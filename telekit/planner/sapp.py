@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from telekit.errors import InputError, Problem, bad
-from telekit.planner.sapp_layers import RECOMPUTE, SappFile, read_layers
+from telekit.planner.sapp_layers import RECOMPUTE, SappFile, read_layers, split_types
 from telekit.planner.stages import (
     NoFitError,
     Placement,
@@ -61,7 +61,8 @@ class Balance:
     @property
     def recompute(self) -> dict[str, Matrix]:
         """Layers of each recompute type, over all kinds of layers."""
-        return {r: _matrix(self.placement.recompute(self.problem, r)) for r in RECOMPUTE}
+        counts = self._counts(None)
+        return {r: _matrix(counts[r]) for r in RECOMPUTE}
 
     @property
     def bubble(self) -> dict[str, float]:
@@ -95,45 +96,60 @@ class Balance:
             "sapp": self.to_sapp(),
         }
 
-    def to_sapp(self) -> dict[str, Matrix]:
-        """``offset`` and the three recompute lists, as MindFormers' YAML takes them."""
-        found = {"offset": self.offset}
+    def to_sapp(self, run: int | None = None) -> dict[str, Matrix]:
+        """``offset`` and the three recompute lists, as MindFormers' YAML takes them; of one kind of layers or all."""
+        counts = self._counts(run)
+        lists = {"offset": sum(counts.values()) - _even_share(self.problem, run)}
         for name, types in YAML_NAMES.items():
-            found[name] = _matrix(sum(np.array(self.recompute[r]) for r in types))
-        return found
+            lists[name] = sum(counts[r] for r in types)
+        return {name: _matrix(rows) for name, rows in lists.items()}
 
     def to_sapp_yaml(self) -> str:
         """Return :meth:`to_sapp` as YAML."""
         return "\n".join(f"{name}: {rows}" for name, rows in self.to_sapp().items()) + "\n"
 
     def text(self) -> str:
-        """What SAPP prints (plan and bubble), then memory, makespan and proof."""
+        """Return what SAPP prints (a plan for each kind of layers, the bubble), then memory, time and proof."""
+        lines = ["To put in yaml configuration:"]
+        for t, run in enumerate(self.problem.layers):
+            lines += [f" {run.name}:"] if len(self.problem.layers) > 1 else []
+            lines += [f"  {name}: {rows}" for name, rows in self.to_sapp(t).items()]
         p, v, m = self.problem.stages, self.problem.chunks, self.problem.micro_batches
-        names = {"real": "real", "ideal": "ideal", "imbalance": "imba", "recompute": "recompute"}
-        head = "".join(
-            f"{'   =   ' if i == 1 else '   +   ' if i else ''}{names[k]:^9}" for i, k in enumerate(names)
-        )
-        row = "".join(
-            f"{'   =   ' if i == 1 else '   +   ' if i else ''}{self.bubble[k]:^9.4f}"
-            for i, k in enumerate(names)
-        )
-        lines = [
-            "To put in yaml configuration:",
-            *(f"  {name}: {rows}" for name, rows in self.to_sapp().items()),
+        lines += [
             f"————————————— pp:{p:>2}, vp:{v:>2}, micro:{m:>3} ————————————",
             "--------------------  bubble  --------------------",
-            head.rstrip(),
-            row.rstrip(),
+            _cells(["real", "ideal", "imba", "recompute"]),
+            _cells([f"{part:.4f}" for part in self.bubble.values()]),
             "--------------------  memory  --------------------",
-            "peak memory (MB): " + ", ".join(f"{b:.0f}" for b in self.peak_memory_mb),
+            f"peak memory: {', '.join(f'{b:.2f}' for b in self.peak_memory_mb)}",
             "--------------------  time  ----------------------",
             f"makespan {self.makespan:.10g}, longest stage {self.bottleneck:.10g}",
         ]
         if self.proof is not None:
-            gap = "" if self.proof.gap is None else f", gap {self.proof.gap:.2%}"
-            bound = "no bound" if self.proof.bound is None else f"none below {self.proof.bound:.10g}{gap}"
-            lines.append(f"{self.proof.objective}: {self.proof.status}, {bound} ({self.proof.solver})")
+            lines.append(_in_words(self.proof))
         return "\n".join(lines)
+
+    def _counts(self, run: int | None) -> dict[str, Any]:
+        """Layers by recompute type, NONE too, each an array (chunks, stages)."""
+        found = {
+            r: np.zeros((self.problem.chunks, self.problem.stages), np.int64) for r in ("NONE", *RECOMPUTE)
+        }
+        for (t, o), counts in zip(self.problem.columns, self.placement.array, strict=True):
+            if run in (None, t):
+                found[self.problem.layers[t].options[o].name] += counts
+        return found
+
+
+def _cells(cells: list[str]) -> str:
+    first, *rest = (f"{cell:^11}" for cell in cells)
+    return f"{first}={'+'.join(rest)}".rstrip()
+
+
+def _in_words(proof: Proof) -> str:
+    if proof.bound is None:
+        return f"{proof.objective}: {proof.status}, without a bound ({proof.solver})"
+    gap = "" if proof.status == "optimal" else f", gap {proof.gap:.2%}"
+    return f"{proof.objective}: {proof.status}, none is below {proof.bound:.10g}{gap} ({proof.solver})"
 
 
 def balance(
@@ -275,7 +291,7 @@ def _cap_problems(file: SappFile, memory_mb: float | None) -> list[Problem]:
 
 
 def _plan_lists(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """Lists of a plan as arrays (chunks, stages), all of one shape."""
+    """Read the lists of a plan as arrays (chunks, stages), all of one shape."""
     known = ("offset", *YAML_NAMES)
     problems = [
         Problem(str(k), plan[k], "no such list", f"one of {', '.join(known)}") for k in plan if k not in known
@@ -306,16 +322,8 @@ def _plan_lists(plan: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _counts(problem: StageProblem, lists: Mapping[str, Any], total: int | None) -> Any:
-    """Layers by column from SAPP's lists: what select and communication lists share beyond FULL is BOTH."""
-    full = lists["recompute"]
-    select, comm = lists["select_recompute"] - full, lists["select_comm_recompute"] - full
-    both = np.maximum(np.minimum(select, comm), 0)
-    by_type = {
-        "FULL": full,
-        "BOTH": both,
-        "SLCT": np.maximum(select - both, 0),
-        "COMM": np.maximum(comm - both, 0),
-    }
+    """Layers by column from SAPP's lists."""
+    by_type = split_types(lists["recompute"], lists["select_recompute"], lists["select_comm_recompute"])
     layers = lists["offset"] + _even_share(problem)
     by_type["NONE"] = layers - sum(by_type.values())
     options = [option.name for option in problem.layers[0].options]
@@ -335,8 +343,9 @@ def _counts(problem: StageProblem, lists: Mapping[str, Any], total: int | None) 
     return np.stack([by_type[name] for name in options])
 
 
-def _even_share(problem: StageProblem) -> int:
-    return problem.total_layers // (problem.stages * problem.chunks)
+def _even_share(problem: StageProblem, run: int | None = None) -> int:
+    layers = problem.total_layers if run is None else problem.layers[run].count
+    return layers // (problem.stages * problem.chunks)
 
 
 def _of_run(problem: StageProblem, run: int) -> list[int]:
@@ -349,6 +358,3 @@ def _matrix(rows: Any) -> Matrix:
 
 def _name(source: Any) -> str:
     return str(source) if isinstance(source, str | Path) else "layers"
-
-
-__all__: Sequence[str] = ("Balance", "balance", "evaluate_sapp", "sapp_problem")

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from telekit.documents import read_document
@@ -141,6 +142,21 @@ def read_layers(source: str | Path | Mapping[str, Any]) -> SappFile:
     if problems:
         raise InputError(problems, where)
     return found
+
+
+def split_types(full: Any, select: Any, comm: Any) -> dict[str, Any]:
+    """Layers of each recompute type from MindFormers' three lists (arrays): each list counts FULL, too.
+
+    What the selective and the communication list share beyond FULL is BOTH.
+    """
+    select, comm = np.asarray(select) - full, np.asarray(comm) - full
+    both = np.maximum(np.minimum(select, comm), 0)
+    return {
+        "SLCT": np.maximum(select - both, 0),
+        "COMM": np.maximum(comm - both, 0),
+        "BOTH": both,
+        "FULL": np.asarray(full),
+    }
 
 
 def _key(name: Any) -> str:

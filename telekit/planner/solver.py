@@ -68,7 +68,13 @@ class Outcome:
     seconds: float = 0.0
 
 
-def solve(problem: Any, solver: str = "highs", time_limit_s: float = 60.0, gap: float = 0.0) -> Outcome:
+def solve(
+    problem: Any,
+    solver: str = "highs",
+    time_limit_s: float = 60.0,
+    gap: float = 0.0,
+    start: Mapping[str, float] | None = None,
+) -> Outcome:
     """Solve a ``pulp.LpProblem``; the problem itself is not changed.
 
     Parameters
@@ -81,6 +87,8 @@ def solve(problem: Any, solver: str = "highs", time_limit_s: float = 60.0, gap: 
         Wall time of one solve; confirming an infeasibility may take as long again.
     gap : float
         Relative gap at which to stop; the answer is then ``feasible``, with its gap.
+    start : mapping of str to float, optional
+        A known solution to start from: all whole variables, by name (HiGHS; CBC starts without).
 
     Returns
     -------
@@ -98,7 +106,7 @@ def solve(problem: Any, solver: str = "highs", time_limit_s: float = 60.0, gap: 
         _warn_without_cbc()
         solver = "highs"
     scaled = _scaled(problem)
-    found = _run(scaled, solver, time_limit_s, gap)
+    found = _run(scaled, solver, time_limit_s, gap, start=start)
     if found.status in ("infeasible", "unbounded"):
         found = _confirmed(scaled, found, time_limit_s, gap)
     return replace(found, seconds=time.perf_counter() - began)
@@ -146,10 +154,17 @@ def _scaled(problem: Any) -> _Scaled:
     return _Scaled(problem, copy, sign, unit, constant)
 
 
-def _run(scaled: _Scaled, solver: str, time_limit_s: float, gap: float, presolve: bool = True) -> Outcome:
+def _run(
+    scaled: _Scaled,
+    solver: str,
+    time_limit_s: float,
+    gap: float,
+    presolve: bool = True,
+    start: Mapping[str, float] | None = None,
+) -> Outcome:
     """Solve the scaled problem; bring the answer back to the problem's units, and check it."""
     if solver == "highs":
-        status, values, bound = _highs(scaled.problem, time_limit_s, gap, presolve)
+        status, values, bound = _highs(scaled.problem, time_limit_s, gap, presolve, start)
     else:
         status, values, bound = cbc.run(scaled.problem, time_limit_s, gap, presolve)
     values = _whole(scaled.problem, values)
@@ -210,17 +225,17 @@ def _satisfies(problem: Any, values: Mapping[str, float]) -> bool:
 
 
 def _highs(
-    problem: Any, time_limit_s: float, gap: float, presolve: bool
+    problem: Any, time_limit_s: float, gap: float, presolve: bool, start: Mapping[str, float] | None = None
 ) -> tuple[Status, dict[str, float], float | None]:
     """Run HiGHS through PuLP and read status, values and bound from its own model, not from PuLP."""
     import highspy
 
     options = {"mip_abs_gap": 1e-9, "presolve": "choose" if presolve else "off"}
-    problem.solve(_quiet_highs(timeLimit=time_limit_s, gapRel=gap, **options))
+    problem.solve(_quiet_highs(start, timeLimit=time_limit_s, gapRel=gap, **options))
     model = problem.solverModel
     info, state = model.getInfo(), model.getModelStatus()
     if state == highspy.HighsModelStatus.kUnboundedOrInfeasible and presolve:
-        return _highs(problem, time_limit_s, gap, presolve=False)
+        return _highs(problem, time_limit_s, gap, presolve=False, start=start)
     stopped: dict[Any, Status] = {
         highspy.HighsModelStatus.kOptimal: "optimal",
         highspy.HighsModelStatus.kInfeasible: "infeasible",
@@ -237,8 +252,9 @@ def _highs(
     return status, {v.name: float(columns[v.index]) for v in problem.variables()}, proved
 
 
-def _quiet_highs(**options: Any) -> Any:
-    """PuLP's interface to HiGHS without the banner, and interruptible."""
+def _quiet_highs(start: Mapping[str, float] | None = None, **options: Any) -> Any:
+    """PuLP's interface to HiGHS without the banner, interruptible, and with a start."""
+    import numpy as np
     import pulp
 
     class Quiet(pulp.HiGHS):  # type: ignore[misc]
@@ -247,6 +263,10 @@ def _quiet_highs(**options: Any) -> Any:
                 super().createAndConfigureSolver(lp)
 
         def callSolver(self, lp: Any) -> None:  # noqa: N802
+            if start:
+                index = {v.name: v.index for v in lp.variables()}
+                columns = np.array([index[name] for name in start], dtype=np.int32)
+                lp.solverModel.setSolution(len(start), columns, np.array(list(start.values()), dtype=float))
             _run_interruptibly(lp.solverModel)
 
         def findSolutionValues(self, lp: Any) -> tuple[int, int]:  # noqa: N802

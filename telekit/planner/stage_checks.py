@@ -9,7 +9,7 @@ import numpy as np
 
 from telekit.errors import Problem
 
-MAX_LAYERS = 2_000
+MAX_LAYERS = 1_000
 MAX_PARTS = 1_024
 LARGEST = 1e30
 

@@ -19,7 +19,7 @@ import numpy as np
 from telekit.errors import InputError, Problem, bad
 from telekit.planner.cbc import Status
 from telekit.planner.cutting_planes import PathProgram
-from telekit.planner.dynamic_program import least_bottleneck
+from telekit.planner.dynamic_program import covers, least_bottleneck
 from telekit.planner.integer_program import bottleneck_program, capacity_program, program_text
 from telekit.planner.makespan_search import Evaluator, even_sizes, part_sizes, search
 from telekit.planner.recompute_mix import Mixer
@@ -57,7 +57,7 @@ __all__ = [
 
 Progress = Callable[[int, int, str], None]
 OBJECTIVES = ("makespan", "bottleneck")
-SEARCH_SHARE = 0.4
+SEARCH_SHARE = 0.5
 """Part of the time that the search by simulation may take; the integer program has the rest."""
 KICKS = 30
 
@@ -175,7 +175,7 @@ class _Placer:
             self.most_bottleneck = least_s * (1 + PROVED_GAP)
         for placement in candidates:
             self._keep(placement)
-        proof = self._least_makespan()
+        proof = self._least_makespan(self.problem.micro_batches * self._longest_stage_bound(bound))
         assert self.best is not None
         makespan, placement = self.best
         longest = self._bottleneck_of(placement)
@@ -192,7 +192,8 @@ class _Placer:
         found = [start]
         least_s = self._bottleneck_of(start)
         program = bottleneck_program(self.problem, at_most=least_s)
-        outcome = solve(program.lp, self.solver, max(1.0, self._left_s(share)))
+        limit_s = max(1.0, self._left_s(share))
+        outcome = solve(program.lp, self.solver, limit_s, start=program.start(start))
         if outcome.values:
             found.append(program.placement(self.problem, outcome.values))
             least_s = min(least_s, self._bottleneck_of(found[-1]))
@@ -204,35 +205,55 @@ class _Placer:
     def _start(self) -> tuple[Placement, bool]:
         """Return a placement that fits, and whether its bottleneck is proved least."""
         evaluator = Evaluator(self.problem, self.mixer)
-        if self.problem.chunks == 1:
+        if covers(self.problem):
             split = least_bottleneck(self.problem, self.mixer)
             if split is not None:
-                return evaluator.placement(split.sizes), True
+                return evaluator.placement(split.sizes), self.mixer.exact
         else:
             even = even_sizes(self.problem)
             if np.isfinite(evaluator.makespans(even[None])[0]):
                 return evaluator.placement(even), False
         program = capacity_program(self.problem)
         outcome = solve(program.lp, self.solver, max(1.0, self._left_s()))
-        if outcome.objective is not None and outcome.objective <= 1e-9:
-            return program.placement(self.problem, outcome.values), False
-        raise self._no_fit(None if outcome.objective is None else outcome.objective * program.memory_unit)
+        proved = covers(self.problem) or (outcome.bound or 0.0) > 0
+        if not outcome.values:
+            raise self._no_fit(None, proved)
+        # The solver's tolerance is no byte more: the placement itself says what it holds.
+        placement = program.placement(self.problem, outcome.values)
+        if not self._fits(placement):
+            over = peak_memory(self.problem, placement) - self.problem.cap_bytes
+            raise self._no_fit(float(over.max()), proved)
+        return placement, False
 
-    def _no_fit(self, over: float | None) -> NoFitError:
-        cap, smallest, hint = self.problem.cap_bytes, None, ""
+    def _no_fit(self, over: float | None, proved: bool) -> NoFitError:
+        cap = self.problem.cap_bytes.tolist()
+        smallest, hint = None, ""
         if over is not None:
             hint = f"{over:.6g} more on each stage would do"
-            if not np.ptp(cap):
-                smallest = math.ceil((float(cap[0]) + over) * (1 - 1e-12))
+            if len(set(cap)) == 1:
+                smallest = math.ceil((cap[0] + over) * (1 - CAP_SLACK))
                 hint = f"{smallest} would do"
         rule = "no placement fits, even with all the recomputation allowed"
-        return NoFitError(Problem("memory_cap_bytes", self.problem.memory_cap_bytes, rule, hint), smallest)
+        rule = rule if proved else "no placement that fits was found in time"
+        shown = cap[0] if len(set(cap)) == 1 else cap
+        return NoFitError(Problem("memory_cap_bytes", shown, rule, hint), smallest)
 
-    def _least_makespan(self) -> Proof:
+    def _longest_stage_bound(self, bottleneck_bound: float | None) -> float:
+        """Bound on the longest stage's work for one micro-batch, all its chunks together."""
+        if self.problem.chunks == 1:
+            return bottleneck_bound or 0.0
+        self._tell("bound on the longest stage")
+        program = bottleneck_program(self.problem, whole_stages=True)
+        outcome = solve(program.lp, self.solver, max(1.0, self._left_s(0.15)))
+        if outcome.values:
+            self._keep(program.placement(self.problem, outcome.values))
+        return (outcome.bound or 0.0) * program.time_unit
+
+    def _least_makespan(self, floor_s: float) -> Proof:
         """Bound by the relaxation, search by simulation, then branch until proved or out of time."""
         assert self.best is not None
         self._tell("bound on the makespan")
-        rows = PathProgram(self.problem, self.most_bottleneck)
+        rows = PathProgram(self.problem, floor_s, self.most_bottleneck)
         times = stage_times(self.problem, self.best[1])
         rows.learn(*times)
         near = rows.relax(np.stack(times), time.monotonic() + self._left_s(0.3))
@@ -240,7 +261,7 @@ class _Placer:
         evaluator = Evaluator(self.problem, self.mixer, self.most_bottleneck)
         seeds = [part_sizes(self.problem, self.best[1]), even_sizes(self.problem)]
         seeds += [] if near is None else [near]
-        self._improve(evaluator, seeds, KICKS, SEARCH_SHARE)
+        self._improve(evaluator, seeds, KICKS if self.problem.chunks == 1 else 10 * KICKS, SEARCH_SHARE)
         name = "highs"
         while not self._proved(rows.bound_s) and self._left_s() > 0.5:
             self._tell("proof by branching")
@@ -251,7 +272,7 @@ class _Placer:
         """One integer program; simulate, improve and learn from what it finds."""
         assert self.best is not None
         limit_s = self._left_s(0.8) if self._left_s() > 2 else self._left_s()
-        outcome, placement = rows.branch(self.best[0], self.solver, limit_s)
+        outcome, placement = rows.branch(self.best[1], self.best[0], self.solver, limit_s)
         if placement is not None:
             self._keep(placement)
             rows.learn(*stage_times(self.problem, placement))
