@@ -85,11 +85,13 @@ class SappLayer(BaseModel):
 
 
 class SappFile(BaseModel):
-    """A layer file. What SAPP writes there and does not read back is accepted."""
+    """A layer file. What SAPP writes there and does not read back is accepted, and where it comes from."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = ""
+    source: str = ""
+    verified: bool = False
     pre_defined_layer: Any = None
     auto_partition_layer: Any = None
     stage_const_mem: Annotated[float, Field(ge=-1e12, le=1e12, allow_inf_nan=False)] = 0.0

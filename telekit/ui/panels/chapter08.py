@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 from telekit import catalog
 from telekit.cost.estimate import Estimate
-from telekit.planner.stages import (
-    EndLoad,
-    LayerType,
-    Placement,
-    RecomputeOption,
-    StageProblem,
-    peak_memory,
-    simulated_makespan,
-    stage_times,
-)
+from telekit.planner.sapp import Balance, balance, evaluate_sapp
+from telekit.planner.stages import stage_times
 from telekit.ui import charts
 from telekit.ui.cases import valid_estimate
 from telekit.ui.explorer import Explorer
@@ -80,68 +72,44 @@ def _readout(found: Estimate) -> str:
 
 @dataclass(frozen=True)
 class SappCase:
-    """SAPP's test case, and what two placements of it take, in its own units (MB, and a time unit)."""
+    """Placements of SAPP's test case, and what they take, in its own units (MB, and a time unit)."""
 
-    problem: StageProblem
-    placements: dict[str, Placement]
-
-    def times(self, name: str) -> list[float]:
-        """Time of one micro-batch on each stage of one placement."""
-        forward, backward = stage_times(self.problem, self.placements[name])
-        return [float(time) for time in (forward + backward).sum(axis=0)]
-
-    def figures(self, name: str) -> tuple[float, float, float]:
-        """Slowest stage, simulated step and fullest stage of one placement."""
-        placement = self.placements[name]
-        fullest = float(peak_memory(self.problem, placement).max())
-        return max(self.times(name)), simulated_makespan(self.problem, placement), fullest
+    placements: dict[str, Balance]
 
     def __repr__(self) -> str:
-        lines = [f"{'':<34}{'slowest stage':>14}{'step':>10}{'fullest [MB]':>14}"]
-        for name in self.placements:
-            slowest, step, fullest = self.figures(name)
-            lines.append(f"{name:<34}{slowest:>14,.0f}{step:>10,.0f}{fullest:>14,.0f}")
+        lines = [f"{'':<34}{'step':>10}  no other plan is below"]
+        for name, found in self.placements.items():
+            proved = f"{found.proof.bound:,.0f}" if found.proof and found.proof.bound else "not its question"
+            lines.append(f"{name:<34}{found.makespan:>10,.0f}  {proved}")
         return "\n".join(lines)
 
 
+@cache
 def sapp_case() -> SappCase:
-    """Read SAPP's test case: 96 equal layers on 16 stages, and two placements of them."""
-    record = catalog.record("samples", "sapp-test")
-    body, coefficient = record["body"], record["body"]["recompute_coef"]
-    options = (
-        RecomputeOption("none", 0.0, body["activation"]),
-        RecomputeOption("full", coefficient * 2.0 * body["time"], body["recomputed"]),
+    """Read SAPP's test case (96 equal layers on 16 stages), its published plan, and place it by the step."""
+    layers, given = catalog.record("samples", "sapp-test"), catalog.record("samples", "sapp-test-plan")
+    stages, micro_batches = given["stages"], given["micro_batches"]
+    return SappCase(
+        {
+            "SAPP: the fastest slowest stage": evaluate_sapp(layers, given["plan"], micro_batches),
+            "by simulation: the shortest step": balance(
+                layers, stages, micro_batches, memory_mb=given["memory_mb"], time_limit_s=20.0
+            ),
+        }
     )
-    layers = LayerType("body", body["layers"], body["time"], 2.0 * body["time"], body["parameter"], options)
-    head, tail = (
-        EndLoad(record[end]["time"], 2.0 * record[end]["time"], record[end]["memory"])
-        for end in ("head", "tail")
-    )
-    problem = StageProblem(
-        (layers,),
-        record["stages"],
-        micro_batches=record["micro_batches"],
-        head=head,
-        tail=tail,
-        memory_cap_bytes=record["memory_mb"],
-    )
-    return SappCase(problem, {name: _placement(rows) for name, rows in record["placements"].items()})
-
-
-def _placement(rows: Mapping[str, list[int]]) -> Placement:
-    full = tuple(rows["recomputed"])
-    kept = tuple(n - f for n, f in zip(rows["layers"], full, strict=True))
-    return Placement((((kept,), (full,)),))
 
 
 def sapp_picture() -> Still:
     """Draw the stages of SAPP's placement and of the shorter step."""
-    case = sapp_case()
-    rows = [
-        {"stage": stage, "time": time, "placement": name}
-        for name in case.placements
-        for stage, time in enumerate(case.times(name))
-    ]
-    (fast, long, _), (slow, short, _) = (case.figures(name) for name in case.placements)
-    title = f"The slowest stage grows ({fast:,.0f} to {slow:,.0f}), the step shrinks ({long:,.0f} to {short:,.0f})"
-    return Still(charts.stage_times(list(case.placements)), {"stages": rows}, title)
+    placements = sapp_case().placements
+    rows = []
+    for name, found in placements.items():
+        forward, backward = stage_times(found.problem, found.placement)
+        times = (forward + backward).sum(axis=0)
+        rows += [{"stage": i, "time": float(time), "placement": name} for i, time in enumerate(times)]
+    old, new = placements.values()
+    title = (
+        f"The slowest stage grows ({old.bottleneck:,.0f} to {new.bottleneck:,.0f}), "
+        f"the step shrinks ({old.makespan:,.0f} to {new.makespan:,.0f})"
+    )
+    return Still(charts.stage_times(list(placements)), {"stages": rows}, title)
