@@ -144,10 +144,14 @@ class _File:
             os.lseek(self.number, 0, os.SEEK_SET)
 
 
+def _has_nameless_files() -> bool:
+    return os.name == "posix" and Path("/dev/fd").is_dir()
+
+
 @contextlib.contextmanager
 def _scratch() -> Iterator[tuple[_File, _File]]:
     """Two files, the model and the answer, gone in every case."""
-    if os.name == "posix" and Path("/dev/fd").is_dir():
+    if _has_nameless_files():
         with tempfile.TemporaryFile() as model, tempfile.TemporaryFile() as answer:
             yield tuple(_File(f"/dev/fd/{f.fileno()}", f.fileno()) for f in (model, answer))  # type: ignore[misc]
     else:

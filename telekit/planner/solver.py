@@ -174,9 +174,8 @@ def _run(
         return Outcome(final, bound=None if bound is None else back * bound + scaled.constant, solver=solver)
     objective = sum(c * values[v.name] for v, c in scaled.problem.objective.items())
     if status == "optimal":
-        bound = objective if bound is None else min(bound, objective)
-        if objective - bound > PROVED_GAP * max(1e-3, abs(objective)):
-            status = "feasible"
+        proved = bound is None or objective - bound <= PROVED_GAP * max(1e-3, abs(objective))
+        status, bound = ("optimal", objective) if proved else ("feasible", bound)
     objective = back * objective + scaled.constant
     bound = None if bound is None else back * bound + scaled.constant
     return Outcome(status, objective, bound, _gap(objective, bound), values, solver)
@@ -276,25 +275,35 @@ def _quiet_highs(start: Mapping[str, float] | None = None, **options: Any) -> An
 
 
 def _run_interruptibly(model: Any) -> None:
-    """Solve in a thread, so that Ctrl-C or a stopped cell ends the solve at once."""
+    """Solve in a thread of its own, so that Ctrl-C or a stopped cell ends the solve at once.
+
+    (highspy's own ``startSolve`` holds one lock for all models: two solves at once would fail.)
+    """
     stop = threading.Event()
+    failed: list[BaseException] = []
 
     def interrupt(event: Any) -> None:
         if stop.is_set():
             event.interrupt()
 
+    def run() -> None:
+        try:
+            model.run()
+        except BaseException as error:
+            failed.append(error)
+
     model.cbMipInterrupt += interrupt
-    model.startSolve()
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
     try:
-        while not model.wait(0.2)[0]:
-            pass
-    except BaseException:
-        stop.set()
-        while not model.wait(0.2)[0]:
-            pass
-        raise
+        while thread.is_alive():
+            thread.join(0.2)
     finally:
+        stop.set()
+        thread.join()
         model.cbMipInterrupt -= interrupt
+    if failed:
+        raise failed[0]
 
 
 class Relaxation:

@@ -194,9 +194,10 @@ class _Placer:
         program = bottleneck_program(self.problem, at_most=least_s)
         limit_s = max(1.0, self._left_s(share))
         outcome = solve(program.lp, self.solver, limit_s, start=program.start(start))
-        if outcome.values:
-            found.append(program.placement(self.problem, outcome.values))
-            least_s = min(least_s, self._bottleneck_of(found[-1]))
+        solved = program.placement(self.problem, outcome.values) if outcome.values else start
+        if self._fits(solved):
+            found.append(solved)
+            least_s = min(least_s, self._bottleneck_of(solved))
         bound = None if outcome.bound is None else outcome.bound * program.time_unit
         if proved and outcome.status != "optimal":
             return found, least_s, least_s, "dynamic program"
