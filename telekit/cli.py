@@ -246,7 +246,7 @@ def plan(
     job: Annotated[Path, typer.Argument(help="Job file; layout fields it gives are kept.")],
     top: Annotated[int, typer.Option(help="Plans to return.", min=1, max=100)] = 5,
     time_limit: Annotated[
-        float, typer.Option(help="Seconds for placing layers.", min=0.0, max=86400.0)
+        float, typer.Option(help="Seconds for placing layers.", min=1.0, max=86400.0)
     ] = 30.0,
     launch: Annotated[str, typer.Option(help="Print the best plan for: megatron, mindformers or yaml.")] = "",
     as_json: JsonFlag = False,
@@ -257,6 +257,8 @@ def plan(
 
     if launch not in ("", "megatron", "mindformers", "yaml"):
         raise typer.BadParameter("--launch is megatron, mindformers or yaml")
+    if launch and as_json:
+        raise typer.BadParameter("--launch prints a launch file, --json the search: ask for one of them")
     with _progress() as tell:
         found = plan_job(load_job(job), top=top, time_limit_s=time_limit, progress=tell)
     if launch and found.plans:
@@ -277,7 +279,9 @@ def plan(
 def _print_plan(found: Any) -> None:
     from telekit.units import format_bytes, format_seconds
 
-    print(f"{found.searched:,} layouts searched, {found.valid:,} valid and within memory")
+    print(
+        f"{found.searched:,} layouts searched, {found.valid:,} valid and within memory with evenly spread layers"
+    )
     for name, number in sorted(found.rejected.items(), key=lambda item: -item[1]):
         print(f"  rejected by {name}: {number:,}")
     _table(
@@ -311,7 +315,7 @@ def _layout_words(layout: Any) -> str:
 
 def _proof_words(proof: Any) -> str:
     if proof.status == "optimal":
-        return "proved best"
+        return "no better placement"
     return "spread evenly" if proof.gap is None else f"within {proof.gap:.1%} of best"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,11 @@ class _PlainLoader(yaml.SafeLoader):
             )
         return super().compose_node(parent, index)
 
+    def construct_yaml_int(self, node: Any) -> Any:
+        """Read decimal numbers only: YAML 1.1 also reads 010 as 8 and 1:00 as 60."""
+        text = self.construct_scalar(node)
+        return int(text.replace("_", "")) if _DECIMAL.fullmatch(text) else text
+
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         seen: set[str] = set()
         for key, _ in node.value:
@@ -40,6 +46,10 @@ class _PlainLoader(yaml.SafeLoader):
                 )
             seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+
+_DECIMAL = re.compile(r"[-+]?(0|[1-9][0-9_]*)")
+_PlainLoader.add_constructor("tag:yaml.org,2002:int", _PlainLoader.construct_yaml_int)
 
 
 def read_document(path: str | Path) -> Any:
@@ -58,12 +68,15 @@ def read_text(path: str | Path) -> str:
     """Return a small UTF-8 file's text."""
     path = Path(path)
     try:
-        size = path.stat().st_size
-        if size > MAX_BYTES:
+        if path.exists() and not path.is_file():
+            raise bad("file", str(path), "cannot be read: it is not a regular file", source=str(path))
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
             raise bad(
-                "file", path.name, f"has {size:,} bytes; at most {MAX_BYTES:,} are read", source=str(path)
+                "file", path.name, f"is too large: at most {MAX_BYTES:,} bytes are read", source=str(path)
             )
-        return path.read_text(encoding="utf-8-sig")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise bad("file", path.name, f"is not UTF-8 text (byte {error.start})", source=str(path)) from None
     except (OSError, ValueError) as error:

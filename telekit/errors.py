@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -93,13 +93,31 @@ def from_pydantic(error: ValidationError, prefix: str = "", source: str = "") ->
     problems: list[Problem] = []
     for item in error.errors():
         inner = item.get("ctx", {}).get("error")
-        path = ".".join(str(part) for part in (prefix, *item["loc"]) if part != "")
+        unknown = item["type"] == "extra_forbidden"  # then the last step is what a person wrote
+        steps = [s for s in item["loc"] if not _is_choice(s) or (unknown and s is item["loc"][-1])]
+        path = ".".join(str(step) for step in (prefix, *steps) if step != "")
         if isinstance(inner, InputError):
             problems += inner.problems
             continue
         value = "missing" if item["type"] == "missing" else item["input"]
         problems.append(Problem(path or prefix, value, _rule(item)))
-    return InputError(problems, source)
+    return InputError(_joined(problems), source)
+
+
+def _is_choice(part: Any) -> bool:
+    """Tell whether a step of pydantic's path names one of several allowed types, not a field."""
+    return isinstance(part, str) and ("[" in part or "-" in part)
+
+
+def _joined(problems: list[Problem]) -> list[Problem]:
+    """Join what pydantic says of each allowed type of one field into one problem."""
+    found: dict[str, Problem] = {}
+    for problem in problems:
+        old = found.get(problem.field)
+        if old is not None and problem.rule not in old.rule:
+            problem = replace(old, rule=f"{old.rule}, or {problem.rule}")
+        found[problem.field] = problem if old is None or problem.rule != old.rule else old
+    return list(found.values())
 
 
 def _rule(item: Any) -> str:
@@ -121,4 +139,6 @@ def _short(value: Any, limit: int = 60) -> str:
         text = value if isinstance(value, str) else repr(value)
     except ValueError:  # an integer of more digits than Python prints
         text = "a number of thousands of digits"
+    if not text.isprintable():
+        text = repr(text)
     return text if len(text) <= limit else f"{text[: limit - 1]}…"

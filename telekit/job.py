@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from telekit import catalog
 from telekit.cluster.config import ClusterConfig, load_cluster
 from telekit.documents import read_document
 from telekit.errors import InputError, Problem, bad, from_pydantic
@@ -25,16 +27,29 @@ SECTIONS = ("model", "cluster", "train", "layout")
 class Job:
     """What is trained, where, how much, and how it is split.
 
-    ``layout.dp`` is always filled in: what the device count leaves after ``tp * cp * pp``. ``text`` keeps how model and
-    cluster were named, so that a job can be written back; ``fixed`` names the layout fields that were given.
+    ``layout.dp`` is always filled in: what the device count leaves after ``tp * cp * pp``. ``written`` keeps how model
+    and cluster were named, so that a job can be written back; ``fixed`` names the layout fields that were given.
     """
 
     model: ModelConfig
     cluster: ClusterConfig
     train: TrainConfig
     layout: ParallelConfig
-    fixed: tuple[str, ...] = ()
+    fixed: tuple[str, ...] | None = None
     written: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        layout, updates = self.layout, dict[str, Any]()
+        given = self.fixed
+        if given is None:
+            given = tuple(name for name in ParallelConfig.model_fields if name in layout.model_fields_set)
+        given = tuple(name for name in given if getattr(layout, name) is not None)
+        if layout.dp is None:
+            updates["dp"] = max(1, self.cluster.devices // (layout.tp * layout.cp * layout.pp))
+        if layout.vpp > 1 and "schedule" not in given and layout.schedule == "1f1b":
+            updates["schedule"] = "interleaved-1f1b"
+        object.__setattr__(self, "layout", layout.model_copy(update=updates))
+        object.__setattr__(self, "fixed", given)
 
     @classmethod
     def read(cls, data: Any, source: str = "") -> Job:
@@ -47,43 +62,36 @@ class Job:
         """
         if not isinstance(data, Mapping):
             raise bad("job", data, "a job is a mapping with model, cluster, train and layout", source=source)
+        known = f"known: {', '.join(SECTIONS)}"
         problems = [
-            Problem(str(k), v, "no such section", f"known: {', '.join(SECTIONS)}")
-            for k, v in data.items()
-            if k not in SECTIONS
+            Problem(str(k), v, "no such section", known) for k, v in data.items() if k not in SECTIONS
         ]
-        problems += [
-            Problem(name, "missing", "this section is required")
-            for name in ("model", "cluster")
-            if name not in data
-        ]
+        for name in ("model", "cluster"):
+            if name not in data:
+                problems.append(Problem(name, "missing", "this section is required"))
         base = Path(source).parent if source else None
-        model = _try(problems, lambda: load_model(_beside(data["model"], base))) if "model" in data else None
-        cluster = (
-            _try(problems, lambda: load_cluster(_beside(data["cluster"], base)))
-            if "cluster" in data
-            else None
-        )
+        written = {name: _beside(data[name], base, name) for name in ("model", "cluster") if name in data}
+        model = _try(problems, lambda: _model(written["model"])) if "model" in data else None
+        cluster = _try(problems, lambda: load_cluster(written["cluster"])) if "cluster" in data else None
         train = _section(problems, TrainConfig, data, "train")
         layout = _section(problems, ParallelConfig, data, "layout")
+        if cluster is not None and train is not None and train.precision not in cluster.device.peak_flops:
+            known = f"known for {cluster.device.name}: {', '.join(sorted(cluster.device.peak_flops))}"
+            problems.append(
+                Problem("train.precision", train.precision, "the device has no peak for it", known)
+            )
         if problems or model is None or cluster is None or train is None or layout is None:
             raise InputError(problems, source)
-        given = data.get("layout") or {}
-        return cls(model, cluster, train, layout, tuple(given), dict(data)).resolved()
-
-    def resolved(self) -> Job:
-        """Fill in ``dp`` and what a schedule implies, unless they were given."""
-        layout = self.layout
-        updates: dict[str, Any] = {}
-        if layout.dp is None:
-            updates["dp"] = max(1, self.cluster.devices // (layout.tp * layout.cp * layout.pp))
-        if layout.vpp > 1 and "schedule" not in self.fixed and layout.schedule == "1f1b":
-            updates["schedule"] = "interleaved-1f1b"
-        return replace(self, layout=layout.model_copy(update=updates)) if updates else self
+        return cls(model, cluster, train, layout, tuple(data.get("layout") or {}), written)
 
     def with_layout(self, layout: ParallelConfig) -> Job:
         """Return the same job under another layout."""
-        return replace(self, layout=layout, fixed=tuple(layout.model_fields_set)).resolved()
+        return replace(self, layout=layout, fixed=None)
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """Layout fields that were given: a search keeps them."""
+        return self.fixed or ()
 
     @property
     def case(self) -> Case:
@@ -102,12 +110,15 @@ class Job:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that :meth:`read` accepts and that gives the same job."""
-        written = self.written or {}
+        written = {name: str(v) if isinstance(v, Path) else v for name, v in (self.written or {}).items()}
+        layout = layout_dict(self.layout)
+        given = [name for name in self.given if name in ParallelConfig.model_fields]
+        plain = self.layout.model_dump(mode="json")
         return {
-            "model": written.get("model", self.model.name),
+            "model": written.get("model", self.model.model_dump(mode="json")),
             "cluster": written.get("cluster", self.cluster.model_dump(mode="json")),
             "train": self.train.model_dump(mode="json"),
-            "layout": layout_dict(self.layout),
+            "layout": {name: layout.get(name, plain[name]) for name in given},
         }
 
     def to_yaml(self) -> str:
@@ -177,8 +188,23 @@ def _try(problems: list[Problem], make: Any, prefix: str = "") -> Any:
     return None
 
 
-def _beside(spec: Any, base: Path | None) -> Any:
-    """Read a relative path as the job's file means it: beside that file, when it is there."""
-    if isinstance(spec, str) and base is not None and (base / spec).exists() and ("/" in spec or "." in spec):
-        return base / spec
-    return spec
+def _model(spec: Any) -> ModelConfig:
+    """Read a model: a name, a path, a Hugging Face config, or a model as :meth:`Job.to_dict` writes it."""
+    if isinstance(spec, Mapping) and "kinds" in spec:
+        try:
+            return ModelConfig.model_validate_json(json.dumps(spec))
+        except ValidationError as error:
+            raise from_pydantic(error, "model") from None
+        except (TypeError, ValueError) as error:
+            raise bad("model", "record", str(error)) from None
+    return load_model(spec)
+
+
+def _beside(spec: Any, base: Path | None, kind: str) -> Any:
+    """Read a relative path as the job's file means it: beside that file, when it is there and is no catalog name."""
+    if not isinstance(spec, str) or base is None or spec in catalog.names(f"{kind}s"):
+        return spec
+    try:
+        return base / spec if (base / spec).exists() else spec
+    except (OSError, ValueError):  # too long, or not a path at all
+        return spec

@@ -194,3 +194,44 @@ def test_whatever_is_written_gives_a_job_or_one_clear_error(path, value):
     else:
         assert isinstance(job, Job)
         assert isinstance(job.problems(), tuple)
+
+
+def test_an_open_job_is_written_back_open():
+    job = load_job(GOOD | {"layout": {"tp": 1, "dp": None}})
+    assert job.given == ("tp",)
+    assert load_job(job.to_dict()).given == ("tp",)
+
+
+@pytest.mark.parametrize("number", ["010000", "1:08:16", "0x1000"])
+def test_numbers_are_decimal_or_refused(tmp_path, number):
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        f"model: deepseek-v3\ncluster: {{device: h800, nodes: 2}}\ntrain: {{seq_len: {number}}}\n"
+    )
+    assert "train.seq_len" in str(refused(path))
+
+
+def test_a_catalog_name_is_not_a_folder_beside_the_job(tmp_path):
+    (tmp_path / "llama-3.1-8b").mkdir()
+    path = tmp_path / "job.yaml"
+    path.write_text("model: llama-3.1-8b\ncluster: {device: h100, nodes: 2}\n")
+    assert load_job(path).model.hidden_size == 4096
+
+
+def test_a_precision_the_device_does_not_have_is_named():
+    assert "train.precision" in str(
+        refused(GOOD | {"train": {"precision": "fp8"}, "cluster": {"device": "a800", "nodes": 2}})
+    )
+
+
+def test_a_path_too_long_is_one_message():
+    assert "model" in str(refused(GOOD | {"model": "a." + "b" * 5000}))
+
+
+def test_special_files_are_not_read():
+    assert "regular file" in str(refused("/dev/zero"))
+
+
+def test_a_choice_of_types_is_one_problem():
+    (problem,) = refused(GOOD | {"layout": {"recompute": "half"}}).problems
+    assert problem.field == "layout.recompute" and "selective" in problem.rule

@@ -25,8 +25,8 @@ from telekit.model.config import Frozen
 MAX_DEVICES = 2**20
 
 Dtype = Literal["fp4", "fp8", "int8", "fp16", "bf16", "tf32", "fp32"]
-Positive = Annotated[float, Field(gt=0, le=1e19, allow_inf_nan=False)]
-Fraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+Positive = Annotated[float, Field(ge=1, le=1e19, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=1e-6, le=1, allow_inf_nan=False)]
 Latency = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Devices = Annotated[int, Field(ge=1, le=MAX_DEVICES)]
 

@@ -19,10 +19,15 @@ COLLECTIVES = (*RING_PASSES, "all-to-all", "dedup-all-to-all", "send-recv")
 
 
 def within_reach(tier: LinkTier, ranks: Any, stride: Any) -> Any:
-    """Ranks of a group that one unit of a tier holds (at least 1, at most all)."""
+    """Ranks of a group that one unit of a tier holds for sure (at least 1, at most all).
+
+    Groups lie one after the other, so one whose span does not divide a node straddles two of them: then only as
+    many neighbours as both have in common stay together (6 ranks on nodes of 8: 2).
+    """
     if tier.devices is None:
         return ranks * 1.0
-    return np.clip(np.floor_divide(tier.devices, stride), 1.0, ranks)
+    span = np.rint(np.asarray(ranks * stride)).astype(np.int64)
+    return np.clip(np.gcd(span, tier.devices) / stride, 1.0, ranks)
 
 
 def collective_time_s(
@@ -51,7 +56,7 @@ def collective_time_s(
         Seconds; 0 for one rank.
     """
     if op == "send-recv":
-        return _send_recv_s(size_bytes, stride, cluster)
+        return _send_recv_s(size_bytes, ranks, stride, cluster)
     if op in RING_PASSES:
         return RING_PASSES[op] * _ring_s(size_bytes, ranks, stride, cluster)
     return _all_to_all_s(size_bytes, ranks, stride, cluster, fan_out if op == "dedup-all-to-all" else 0)
@@ -98,9 +103,10 @@ def _distinct_units(reached: Any, units: Any, fan_out: int) -> Any:
     return (reached - 1.0) * (1.0 - (1.0 - 1.0 / units) ** fan_out)
 
 
-def _send_recv_s(size_bytes: Any, stride: Any, cluster: ClusterConfig) -> Any:
+def _send_recv_s(size_bytes: Any, ranks: Any, stride: Any, cluster: ClusterConfig) -> Any:
+    """Time of the slowest of the hops between neighbours: some hop crosses a unit that does not hold them all."""
     time: Any = 0.0
     for tier in reversed(cluster.tiers):
         mine = tier.latency_s + size_bytes / (tier.bandwidth_bytes_per_s * tier.efficiency)
-        time = mine if tier.devices is None else np.where(stride < tier.devices, mine, time)
+        time = mine if tier.devices is None else np.where(ranks * stride <= tier.devices, mine, time)
     return time

@@ -49,4 +49,8 @@ def assumptions(job: Job) -> tuple[str, ...]:
         lines.append("seqsmartvpp is timed as 1f1b: what it gains is not published")
     if layout.schedule not in ("gpipe", "1f1b", "interleaved-1f1b"):
         lines.append(f"{layout.schedule}: time by its closed form, not by simulation")
+    if layout.schedule == "zb-v":
+        lines.append("zb-v: the closed form is exact for equal stages with F = B = W, else a lower bound")
+    if layout.zero == 3:
+        lines.append("ZeRO 3 gathers two layers' parameters at a time, and holds one layer's whole gradient")
     return (*lines, *job.cluster.assumptions)

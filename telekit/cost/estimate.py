@@ -18,6 +18,8 @@ from telekit.pipeline.simulate import makespan
 
 SIMULATED = ("gpipe", "1f1b", "interleaved-1f1b")
 """Schedules whose answer is simulated; the others use their closed form."""
+MOST_SIMULATED = 1_000_000
+"""Passes of a longer step are not simulated: the closed form is as near by then."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,8 @@ def estimate(job: Job) -> Estimate:
 
 def pipeline_s(job: Job, cost: StepCost) -> float:
     """All micro-batches through the pipeline: simulated where the schedule's order is modelled."""
-    if job.layout.pp > 1 and job.layout.schedule in SIMULATED:
+    operations = 2 * job.layout.pp * job.layout.vpp * job.micro_batches
+    if job.layout.pp > 1 and job.layout.schedule in SIMULATED and operations <= MOST_SIMULATED:
         return float(
             makespan(
                 job.layout.schedule, cost.forward_s, cost.backward_s, job.micro_batches, float(cost.comm_s)

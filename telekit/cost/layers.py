@@ -21,7 +21,7 @@ from telekit.operators.layer import (
     layer_operators,
     mtp_operators,
 )
-from telekit.operators.transfers import Transfer, head_transfers, layer_transfers
+from telekit.operators.transfers import Transfer, embedding_transfers, head_transfers, layer_transfers
 from telekit.training.config import TrainConfig
 
 CATEGORIES = ("compute", "recompute", "tp_comm", "cp_comm", "ep_comm")
@@ -142,6 +142,7 @@ def layer_cost(kind: LayerKind, site: Site) -> LayerCost:
     forward, backward = (_overlap_experts(p, site) for p in _passes(operators, transfers, site, fan_out))
     modules = frozenset(site.layout.recompute_modules)
     again, _ = _passes(operators, transfers, site, fan_out, only=modules)
+    again = _overlap_experts(again, site)
     shapes = Shapes.of(site.model, site.train, site.layout)
     entry = shapes.bytes * shapes.shard_tokens * shapes.hidden
     everything = sum(op.saved_bytes + op.held_bytes for op in operators)
@@ -168,7 +169,9 @@ def end_costs(site: Site) -> tuple[LayerCost, LayerCost]:
     Their activations are those kept for each micro-batch in flight on the last stage (one); logits are apart.
     """
     model, train, layout = site.model, site.train, site.layout
-    embedding = _plain(embedding_operators(model, train, layout), (), site)
+    embedding = _plain(
+        embedding_operators(model, train, layout), embedding_transfers(model, train, layout), site
+    )
     head = _plain(head_operators(model, train, layout), head_transfers(model, train, layout), site)
     if train.mtp and model.mtp_layers:
         last = model.layers[-1]

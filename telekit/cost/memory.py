@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from telekit.cost.layers import LayerCost, Site
 from telekit.layout.schedules import model_copies
-from telekit.layout.stages import OPTIONS, Assignment
+from telekit.layout.stages import OPTIONS, V_SHAPED, Assignment
 from telekit.model.config import ModelConfig
 from telekit.model.parameters import (
     LayerParameters,
@@ -63,13 +63,16 @@ def _held(p: LayerParameters, layout: Any) -> Held:
 def end_held(model: ModelConfig, train: TrainConfig, layout: Any) -> tuple[Held, Held]:
     """Parameters of the two ends: input embedding; output head, final norm and MTP modules.
 
-    A tied embedding stands on both ends of a pipeline, once when there is one stage.
+    Where the ends are on different devices, the last one keeps a copy of the embedding when the head is tied to it or
+    MTP modules look tokens up.
     """
     first = Held(float(embedding_parameters(model)) / layout.tp, 0.0)
-    again = embedding_parameters(model) if model.tied_embeddings and layout.pp > 1 else 0
+    mtp = model.mtp_layers if train.mtp else 0
+    apart = layout.pp > 1 and layout.schedule not in V_SHAPED and model_copies(layout.schedule) == 1
+    again = embedding_parameters(model) if apart and (model.tied_embeddings or mtp) else 0
     last = Held(float(head_parameters(model) + again) / layout.tp + norm_parameters(model), 0.0)
-    if train.mtp and model.mtp_layers:
-        last = last + _held(mtp_layer(model), layout).times(float(model.mtp_layers))
+    if mtp:
+        last = last + _held(mtp_layer(model), layout).times(float(mtp))
     return first, last
 
 
@@ -164,6 +167,20 @@ def dispatch_bytes(site: Site) -> Any:
     return 2.0 * x.bytes * routed_tokens(x, site.model.moe, site.layout) * x.hidden
 
 
+def gathered_bytes(site: Site) -> tuple[Any, Any]:
+    """Bytes that sharded states hold whole for a moment: parameters of two layers (ZeRO 3), gradients of one (2, 3).
+
+    Two, since the next layer is gathered while one computes (PyTorch FSDP's prefetch).
+    """
+    layers = [layer_held(site.model, kind, site.layout) for kind in range(len(site.model.kinds))]
+    most: Any = 0.0
+    for held in layers:
+        most = np.maximum(most, held.dense + held.expert)
+    weight = 4.0 if site.train.precision == "fp32" else 2.0
+    zero = site.layout.zero
+    return 2.0 * weight * most * (zero == 3), BYTES[site.train.grad_dtype] * most * (zero >= 2)
+
+
 def memory_bytes(
     site: Site, assignment: Assignment, costs: list[LayerCost], head: LayerCost, micro_batches: Any
 ) -> dict[str, Any]:
@@ -173,7 +190,11 @@ def memory_bytes(
     if model_copies(site.layout.schedule) == 2:
         ends = ends + np.flip(ends, -1)
     zero = 0.0 * kept
-    return state_bytes(site, assignment) | {
+    states = state_bytes(site, assignment)
+    parameters, gradients = gathered_bytes(site)
+    return states | {
+        "parameters": states["parameters"] + parameters,
+        "gradients": states["gradients"] + gradients,
         "activations": kept,
         "recompute_workspace": workspace_bytes(costs, assignment) + zero,
         "logits": ends + zero,

@@ -174,11 +174,14 @@ def data_parallel_s(
     held = stage_parameters(site, assignment)
     grads = _shard_collective_s(site, held, float(BYTES[train.grad_dtype]), layout.zero)
     params = _shard_collective_s(site, held, float(train.activation_bytes), None)
-    grad_calls = micro_batches if layout.zero >= 2 else 1.0
-    param_calls = {0: 0.0, 1: 1.0, 2: 1.0, 3: 2.0 * micro_batches}[layout.zero]
-    grads = np.maximum(grads - backward_s, 0.0) if layout.overlap_grad_reduce else grads
-    params = np.maximum(params - forward_s, 0.0) if layout.overlap_param_gather else params
-    return np.max(grads * grad_calls + params * param_calls, axis=-1)
+    hide_f = forward_s if layout.overlap_param_gather else 0.0
+    hide_b = backward_s if layout.overlap_grad_reduce else 0.0
+    if layout.zero == 3:  # parameters are gathered before each pass; the backward pass hides both kinds
+        backward = np.maximum(params + grads - hide_b, 0.0)
+        return np.max(micro_batches * (np.maximum(params - hide_f, 0.0) + backward), axis=-1)
+    calls = micro_batches if layout.zero == 2 else 1.0
+    gathered = np.maximum(params - hide_f, 0.0) if layout.zero >= 1 else 0.0
+    return np.max(calls * np.maximum(grads - hide_b, 0.0) + gathered, axis=-1)
 
 
 def _shard_collective_s(site: Site, held: Any, size: float, zero: int | None) -> Any:

@@ -222,9 +222,8 @@ def _schedule_notes(job: Job) -> Iterator[str]:
         yield "DualPipe's second copy of the model is not made: stage s holds its own layers only"
     if layout.schedule == "dualpipe-v":
         yield "zero_bubble_v is MindSpore's schedule of this placement; hiding its traffic is not set here"
-    least = 2 * layout.pp if runs == "zero_bubble_v" else layout.pp
-    if m < least:
-        yield f"{m} micro-batches: MindSpore wants at least {least} for {runs} on {layout.pp} stages"
+    if m < layout.pp:
+        yield f"{m} micro-batches: MindSpore wants at least {layout.pp} for {runs} on {layout.pp} stages"
 
 
 def _expert_notes(job: Job) -> Iterator[str]:

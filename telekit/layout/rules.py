@@ -58,6 +58,8 @@ class Rule:
         value: Any = case.layout
         for part in self.field.split(".")[1:]:
             value = getattr(value, part)
+        if self.field == "layout.stages" and value != "auto":
+            value = [[cell.layers for cell in row] for row in value]
         return Problem(self.field, value, self.text.format(**_facts(case)), self.suggest(case))
 
 
@@ -108,6 +110,12 @@ def nearest_divisor(number: int, value: int) -> int:
     return min({*small, *(number // d for d in small)}, key=lambda d: (abs(d - value), d))
 
 
+def _tensor_limit(case: Case) -> int:
+    """Return the number that every tensor-parallel degree must divide."""
+    widths = [w for name in ("heads", "kv_heads", "ffn_hidden_size") for w in case.widths(name)]
+    return _common(widths + _moe(case, "shared_ffn_hidden_size"))
+
+
 def _try(name: str, number: Callable[[Case], int]) -> Callable[[Case], str]:
     def suggest(case: Case) -> str:
         limit = number(case)
@@ -143,10 +151,7 @@ def _choices_fit(case: Case) -> bool:
     if layout.stages == "auto":
         return True
     for cell in (cell for row in layout.stages for cell in row):
-        if (
-            isinstance(cell.recompute, dict)
-            and sum(v for k, v in cell.recompute.items() if k != "none") > cell.layers
-        ):
+        if isinstance(cell.recompute, dict) and sum(cell.recompute.values()) > cell.layers:
             return False
         if isinstance(cell.recompute, tuple) and len(cell.recompute) != cell.layers:
             return False
@@ -159,7 +164,8 @@ def _moe(case: Case, name: str) -> list[int]:
 
 
 def _moe_needs_sequence_parallel(case: Case) -> Any:
-    return (case.model.moe is None) | case.layout.sequence_parallel | (case.layout.tp == 1)
+    layout = case.layout
+    return (case.model.moe is None) | layout.sequence_parallel | (layout.tp == 1) | (layout.etp == layout.tp)
 
 
 BASIC: tuple[Rule, ...] = (
@@ -175,28 +181,28 @@ BASIC: tuple[Rule, ...] = (
         "layout.tp",
         "must divide the attention heads ({heads})",
         lambda c: _divides(c.widths("heads"), c.layout.tp),
-        _try("tp", lambda c: _common(c.widths("heads"))),
+        _try("tp", _tensor_limit),
     ),
     Rule(
         "kv heads",
         "layout.tp",
-        "must divide the key/value heads ({kv_heads})",
+        "must divide the key/value heads ({kv_heads}); copies of them are not modelled",
         lambda c: _divides(c.widths("kv_heads"), c.layout.tp),
-        _try("tp", lambda c: _common(c.widths("kv_heads"))),
+        _try("tp", _tensor_limit),
     ),
     Rule(
         "ffn",
         "layout.tp",
         "must divide the feed-forward width ({ffn})",
         lambda c: _divides(c.widths("ffn_hidden_size"), c.layout.tp),
-        _try("tp", lambda c: _common(c.widths("ffn_hidden_size"))),
+        _try("tp", _tensor_limit),
     ),
     Rule(
         "shared experts",
         "layout.tp",
         "must divide the shared experts' width ({shared_ffn})",
         lambda c: _divides(_moe(c, "shared_ffn_hidden_size"), c.layout.tp),
-        _try("tp", lambda c: _common(_moe(c, "shared_ffn_hidden_size"))),
+        _try("tp", _tensor_limit),
     ),
     Rule(
         "experts",
@@ -222,9 +228,9 @@ BASIC: tuple[Rule, ...] = (
     Rule(
         "moe sequence parallel",
         "layout.sequence_parallel",
-        "experts under tensor parallelism need it, else every tensor rank sends the same tokens",
+        "experts under tensor parallelism need it, or etp = tp: else every tensor rank sends the same tokens",
         _moe_needs_sequence_parallel,
-        lambda c: "set it to true, or tp to 1",
+        lambda c: "set it to true, or tp to 1, or etp to tp",
     ),
     Rule(
         "sequence over cp",

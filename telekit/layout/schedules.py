@@ -17,6 +17,9 @@ EVEN_STAGES = ("dualpipe", "seqsmartvpp")
 BOTH_ENDS = ("dualpipe", "dualpipe-v")
 """Feed micro-batches from both ends: at least two a stage."""
 
+ZERO_BUBBLE = ("zb-h1", "zb-v")
+"""Their closed forms hold once the pipeline is full."""
+
 Holds = Callable[[str, int, int, Any], Any]
 
 
@@ -64,7 +67,18 @@ RULES: tuple[tuple[str, str, str, Holds], ...] = (
     (
         "two-ended micro-batches",
         "micro_batch",
-        "{schedule} needs at least 2 * pp = 2 * {pp} micro-batches, an even number; there are {micro_batches}",
-        lambda schedule, pp, vpp, m: (schedule not in BOTH_ENDS) | ((m >= 2 * pp) & (np.mod(m, 2) == 0)),
+        "{schedule} needs at least 2 * pp = 2 * {pp} micro-batches, dualpipe an even number; there are "
+        "{micro_batches}",
+        lambda schedule, pp, vpp, m: (
+            (schedule not in BOTH_ENDS) | ((m >= 2 * pp) & ((schedule != "dualpipe") | (np.mod(m, 2) == 0)))
+        ),
+    ),
+    (
+        "zero-bubble micro-batches",
+        "micro_batch",
+        "{schedule} needs at least pp = {pp} micro-batches, zb-v twice as many; there are {micro_batches}",
+        lambda schedule, pp, vpp, m: (
+            (schedule not in ZERO_BUBBLE) | (m >= pp * np.where(schedule == "zb-v", 2, 1))
+        ),
     ),
 )

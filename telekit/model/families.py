@@ -109,14 +109,15 @@ def grouped_query(f: Fields, t: Trunk, *, heads: str = "num_attention_heads", hi
                   kv_required: bool = False, dim_required: bool = False, **more: Any) -> Raw:  # fmt: skip
     """Query heads and key/value heads; null key/value heads are as many as query heads.
 
-    An absent ``head_dim`` is ``hidden_size / num_attention_heads``.
+    An absent ``head_dim`` is ``hidden_size / num_attention_heads``, unless the family's class defaults to something
+    else (``dim_required``): there null is no answer either.
     """
     count = f.count(heads)
     kv_heads = f.optional("num_key_value_heads", key_required=kv_required)
     if kv_heads is None:
         kv_heads = f.fill("num_key_value_heads", count)
     f.divides("num_key_value_heads", kv_heads, heads, count)
-    head_dim = f.optional("head_dim", key_required=dim_required)
+    head_dim = f.count("head_dim") if dim_required else f.optional("head_dim")
     if head_dim is None:
         f.divides(heads, count, hidden, t.hidden_size, " where head_dim is not given")
         head_dim = f.fill("head_dim", max(t.hidden_size // count, 1))

@@ -36,13 +36,13 @@ _EXAMPLES = {
 
 # Fields that say nothing about shapes, by name or by the way such names are made.
 _HARMLESS = re.compile(
-    r"_.*|.*_token_ids?|.*(dropout|dropout_prob|pdrop|eps|epsilon|coeff?|alpha|penalty)|(torch_)?dtype|"
+    r"_.*|.*_token_ids?|.*(dropout|dropout_prob|pdrop|(?<![a-z])eps|epsilon|coeff?|alpha|penalty)|(torch_)?dtype|"
     r"architectures|model_type|auto_map|transformers_version|tokenizer_class|attn_implementation|"
     r"(rope|rotary|quantization|initializer|summary|scale_attn|skip_bias)_.*|"
     r"output_(attentions|hidden_states|scores|router_logits)|(original_)?max_position_embeddings|"
     r"(partial_rotary|routed_scaling)_factor|max_window_layers|initial_context_length|reorder_and_upcast_attn|"
     r"n_ctx|n_group|topk_group|norm_topk_prob|router_jitter_noise|bias_dropout_fusion|flash_attn|ep_size|"
-    r"use_cache|pretraining_tp|swiglu_limit|scoring_func|seq_aux"
+    r"use_cache|attention_softmax_in_fp32|num_beam_groups|use_flash_attention.*|use_flash_attn|pretraining_tp|swiglu_limit|scoring_func|seq_aux"
 )
 
 # Words that, in a field nobody read, mean that it may change the model's shape.

@@ -245,7 +245,7 @@ def _dense(x: Shapes, spec: FeedForward) -> Iterator[Operator]:
 
 def routed_tokens(x: Shapes, spec: MixtureOfExperts, layout: Any) -> Any:
     """Token copies that the experts of one device work on: EP cancels, and each ETP rank sees all of its group's."""
-    return x.shard_tokens * float(spec.top_k) * layout.etp * layout.expert_imbalance
+    return x.tokens / x.tp * float(spec.top_k) * layout.etp * layout.expert_imbalance
 
 
 def _experts(x: Shapes, spec: MixtureOfExperts, layout: Any) -> Iterator[Operator]:

@@ -68,11 +68,29 @@ def layer_transfers(
 
 
 def head_transfers(model: ModelConfig, train: TrainConfig, layout: Any) -> tuple[Transfer, ...]:
-    """Transfers of the output head: its input gathered, and three numbers a token summed for the loss."""
+    """Transfers of the output head: its input and that input's gradient, and three numbers a token for the loss."""
     x = Shapes.of(model, train, layout)
+    block = x.bytes * x.tokens * x.hidden
     loss = Transfer("loss_all_reduce", "all-reduce", "tp", 12.0 * x.tokens, 1.0, 0.0)
-    first, *_ = _tensor_parallel("head", layout, x.bytes * x.tokens * x.hidden, 0.0)
-    return (first, loss)
+    if not layout.sequence_parallel:
+        return (loss, Transfer("head_backward_all_reduce", "all-reduce", "tp", block, 0.0, 1.0))
+    return (
+        loss,
+        Transfer("head_all_gather", "all-gather", "tp", block, 1.0, 1.0),
+        Transfer("head_backward_scatter", "reduce-scatter", "tp", block, 0.0, 1.0),
+    )
+
+
+def embedding_transfers(model: ModelConfig, train: TrainConfig, layout: Any) -> tuple[Transfer, ...]:
+    """Transfers of the input embedding, whose rows are split over ``tp``: its output, and that output's gradient."""
+    x = Shapes.of(model, train, layout)
+    block = x.bytes * x.tokens * x.hidden
+    if not layout.sequence_parallel:
+        return (Transfer("embedding_all_reduce", "all-reduce", "tp", block, 1.0, 0.0),)
+    return (
+        Transfer("embedding_scatter", "reduce-scatter", "tp", block, 1.0, 0.0),
+        Transfer("embedding_backward_gather", "all-gather", "tp", block, 0.0, 1.0),
+    )
 
 
 def _tensor_parallel(

@@ -20,8 +20,9 @@ from telekit.layout.table import LayoutTable
 DEGREES = ("tp", "cp", "ep", "etp", "micro_batch")
 MAX_STAGES = 64
 MAX_CHUNKS = 8
-LONG_SEQUENCE = 8192
-"""Context parallelism is searched only above this length: below, it splits attention for nothing."""
+LONG_SEQUENCE, SHORTEST_SHARE = 8192, 2048
+"""Context parallelism is searched above this length, or where there are fewer sequences than devices, down to so
+many tokens a rank; elsewhere it splits attention for nothing."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,10 @@ def options(job: Job) -> dict[str, list[Any]]:
     devices, node, layers = job.cluster.devices, job.cluster.devices_per_node, job.model.num_layers
     moe, seq_len = job.model.moe, job.train.seq_len
     powers = [2**i for i in range(11)]
+    wanted = seq_len > LONG_SEQUENCE or job.train.global_batch < devices
     found: dict[str, list[Any]] = {
         "tp": [d for d in divisors(devices) if d <= node],
-        "cp": [
-            d for d in powers if d == 1 or (seq_len > LONG_SEQUENCE and seq_len // d >= LONG_SEQUENCE // 4)
-        ],
+        "cp": [d for d in powers if d == 1 or (wanted and seq_len // d >= SHORTEST_SHARE)],
         "pp": [d for d in divisors(devices) if d <= min(layers, MAX_STAGES)],
         "vpp": list(range(1, min(MAX_CHUNKS, layers) + 1)),
         "ep": [d for d in divisors(moe.num_experts) if d <= devices] if moe else [1],
@@ -62,7 +62,7 @@ def options(job: Job) -> dict[str, list[Any]]:
         "micro_batch": [1, 2, 4, 8],
         "recompute": list(OPTIONS),
     }
-    return found | {name: [getattr(job.layout, name)] for name in job.fixed if name in found}
+    return found | {name: [getattr(job.layout, name)] for name in job.given if name in found}
 
 
 def pipelines(job: Job) -> Iterator[ParallelConfig]:
@@ -77,10 +77,10 @@ def pipelines(job: Job) -> Iterator[ParallelConfig]:
 
 def _chunks(job: Job, chunks: list[int]) -> list[tuple[str, int]]:
     """Schedules and chunks that go together: without a schedule given, 1F1B and its interleaved form."""
-    if "schedule" not in job.fixed:
+    if "schedule" not in job.given:
         return [("interleaved-1f1b" if v > 1 else "1f1b", v) for v in chunks]
     schedule = job.layout.schedule
-    if "vpp" in job.fixed or schedule == "interleaved-1f1b":
+    if "vpp" in job.given or schedule == "interleaved-1f1b":
         return [(schedule, v) for v in chunks]
     return [(schedule, default_chunks(schedule))]
 
@@ -93,7 +93,7 @@ def tables(job: Job) -> Iterator[Shape]:
         columns = dict(zip(DEGREES, degrees.T, strict=True))
         dp = job.cluster.devices / (columns["tp"] * columns["cp"] * base.pp)
         table = LayoutTable.build(base, **columns, dp=np.maximum(dp, 1.0))
-        whole = (dp == np.floor(dp)) & (("dp" not in job.fixed) | (dp == job.layout.dp))
+        whole = (dp == np.floor(dp)) & (("dp" not in job.given) | (dp == job.layout.dp))
         if whole.any():
             yield Shape(base, table.take(whole))
 

@@ -13,7 +13,7 @@ import numpy as np
 from telekit.cost.estimate import Estimate, estimate
 from telekit.cost.layers import Site
 from telekit.cost.step import step_cost
-from telekit.errors import bad
+from telekit.errors import InputError, Problem, bad
 from telekit.job import Job, layout_dict
 from telekit.launch import megatron, mindformers
 from telekit.layout.config import ParallelConfig
@@ -25,8 +25,8 @@ from telekit.planner.stages import Proof
 
 Progress = Callable[[int, int, str], None]
 
-EVEN = 10
-"""For each plan asked for, so many layouts are first simulated with evenly spread layers."""
+EVEN, EVEN_SHARE = 10, 0.2
+"""For each plan asked for, so many layouts are first simulated with evenly spread layers, in this part of the time."""
 QUICK_S = 1.0
 QUICK_SHARE = 0.6
 """Seconds of a first placement, and the part of the time that first placements may take."""
@@ -198,6 +198,8 @@ def _cost_all(job: Job, tell: Progress) -> _Costed:
         shape = valid_rows(job, shape, found.rejected)
         if len(shape.table):
             _cost_shape(job, shape, choices, found)
+    if not found.searched:
+        raise InputError(job.problems() or [Problem("layout", "given fields", "leave no layout to search")])
     return found
 
 
@@ -206,7 +208,7 @@ def _cost_shape(job: Job, shape: Shape, choices: list[Any], found: _Costed) -> N
     capacity = float(job.cluster.device.memory_bytes)
     costs = [step_cost(Site(job.model, job.cluster, job.train, shape.recomputing(c))) for c in choices]
     peak = np.stack([np.broadcast_to(c.peak_bytes, (len(shape.table), shape.base.pp)) for c in costs])
-    work = np.stack([c.micro_batches * (c.forward_s + c.backward_s).sum(axis=0) for c in costs])
+    work = np.stack([c.micro_batches * (c.forward_s + c.backward_s - c.hidden_s).sum(axis=0) for c in costs])
     step = np.stack([np.broadcast_to(c.step_s, peak.shape[1:2]) for c in costs])
     fits = peak.max(axis=-1) <= capacity
     found.valid += int(fits.sum())
@@ -223,15 +225,14 @@ def _cost_shape(job: Job, shape: Shape, choices: list[Any], found: _Costed) -> N
         expected = even
         keep = fits.any(axis=0)
     rest = bound[possible & ~keep]
-    if placeable and rest.size:
+    if rest.size:
         found.bound_of_rest_s = min(float(rest.min()), found.bound_of_rest_s)
     fitting = np.where(fits, step, np.inf).argmin(axis=0)
+    names = tuple("selective" if isinstance(choice, tuple) else choice for choice in choices)
     for row in np.flatnonzero(keep):
         layout = shape.table.row(int(row), shape.base)
         layout = layout.model_copy(update={"dp": int(shape.table.dp[row, 0]), "recompute": choices[0]})
         evenly = layout.model_copy(update={"recompute": choices[int(fitting[row])]})
-        allowed = choices[:1] if fits[0, row] else choices
-        names = tuple("selective" if isinstance(choice, tuple) else choice for choice in allowed)
         found.candidates.append(
             _Candidate(layout, evenly, float(even[row]), float(expected[row]), float(bound[row]), names)
         )
@@ -260,18 +261,20 @@ class _Placing:
         self.bounds: dict[int, float] = {}
 
     def run(self, candidates: list[_Candidate]) -> tuple[RankedPlan, ...]:
-        """Place candidates, which stand in their expected order; return the plans, best first."""
+        """Place candidates; return the plans, best first."""
         evenly = sorted((c.even_s, i) for i, c in enumerate(candidates) if np.isfinite(c.even_s))
         for _, index in evenly[: EVEN * self.top]:
+            if self._left_s() < (1 - EVEN_SHARE) * self.limit_s and self.plans:
+                break
             self._keep(index, Placed(candidates[index].even, NOT_PLACED, 0.0))
         quick_s = min(QUICK_S, self.limit_s / 10)
-        for index, candidate in enumerate(candidates):
-            enough = len(self.plans) >= self.top
-            if (enough and candidate.expected_s > self._worst_s()) or self._left_s() < self.limit_s * (
-                1 - QUICK_SHARE
-            ):
+        for index in _by_turns(candidates):
+            if self._left_s() < (1 - QUICK_SHARE) * self.limit_s and self.plans:
                 break
-            self._place(index, candidate, quick_s)
+            if self._left_s() < 0:
+                break
+            if len(self.plans) < self.top or candidates[index].expected_s <= self._worst_s():
+                self._place(index, candidates[index], quick_s)
         for rank, index in enumerate(self._ranking()[: self.top]):
             share = self._left_s() / (2 if rank + 1 < self.top else 1)
             proof = self.plans[index].proof
@@ -300,10 +303,10 @@ class _Placing:
         found = estimate(self.job.with_layout(placed.layout))
         plan = RankedPlan(placed.layout, found, placed.proof)
         old = self.plans.get(index)
-        if found.fits and (old is None or plan.step_time_s <= old.step_time_s):
-            self.plans[index] = plan
-        elif old is not None:  # the bound holds for every placement of this layout
-            self.plans[index] = replace(old, proof=_better_bound(old, placed.proof))
+        if old is not None and (not found.fits or old.step_time_s < plan.step_time_s):
+            old, plan = plan, old
+        if plan.estimate.fits:  # a bound holds for every placement of the layout
+            self.plans[index] = plan if old is None else replace(plan, proof=_better_bound(plan, old.proof))
 
     def _ranking(self) -> list[int]:
         return sorted(self.plans, key=lambda i: self.plans[i].step_time_s)
@@ -313,6 +316,17 @@ class _Placing:
 
     def _left_s(self) -> float:
         return self.began + self.limit_s - time.monotonic()
+
+
+def _by_turns(candidates: list[_Candidate]) -> list[int]:
+    """Order candidates by what they should take, but let every pipeline shape have its best one tried first."""
+    turn: Counter[tuple[int, int]] = Counter()
+    order = []
+    for index, candidate in enumerate(candidates):
+        shape = (candidate.layout.pp, candidate.layout.vpp)
+        order.append((turn[shape], index))
+        turn[shape] += 1
+    return [index for _, index in sorted(order)]
 
 
 def _better_bound(plan: RankedPlan, proof: Proof) -> Proof:

@@ -81,3 +81,16 @@ def test_one_rank_sends_nothing_and_more_bytes_never_take_less(op):
     sizes = np.logspace(0, 12, 40)
     times = collective_time_s(op, sizes, 32.0, 1.0, cluster, 2)
     assert np.all(np.diff(times) >= 0)
+
+
+def test_groups_that_straddle_nodes_are_not_priced_inside_one():
+    """6 ranks on nodes of 8: ranks 6 to 11 lie on two nodes, 2 and 4 of them."""
+    inside = collective_time_s("all-gather", 1e9, 4, 1, two_tiers(3))
+    straddling = collective_time_s("all-gather", 1e9, 6, 1, two_tiers(3))
+    assert inside == pytest.approx(1e9 * 3 / 4 / (300 * GB))
+    assert straddling == pytest.approx(1e9 * 5 / 6 / (2 * 50 * GB))
+
+
+def test_a_pipeline_over_two_nodes_pays_for_the_hop_between_them():
+    assert collective_time_s("send-recv", 1e9, 8, 1, two_tiers()) == pytest.approx(1e9 / (300 * GB))
+    assert collective_time_s("send-recv", 1e9, 16, 1, two_tiers()) == pytest.approx(1e9 / (50 * GB))

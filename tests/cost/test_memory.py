@@ -54,20 +54,45 @@ def test_stages_hold_every_parameter_once(name):
     model = load_model(name)
     layout = ParallelConfig(pp=4, dp=2)
     held = total_of(stage_parameters(site(model, layout), assign(model, layout)))
-    again = model.hidden_size * (model.vocab_size + model.learned_positions) if model.tied_embeddings else 0
+    copied = (
+        model.tied_embeddings or model.mtp_layers
+    )  # PC03: the MTP module looks tokens up on the last stage
+    again = model.hidden_size * (model.vocab_size + model.learned_positions) if copied else 0
     assert float(held.sum()) == count(model).total + count(model).mtp + again
 
 
 def test_dualpipe_holds_the_mirror_stage_too():
-    model = load_model("deepseek-v3")
-    one = total_of(
-        stage_parameters(
-            site(model, ParallelConfig(pp=16, ep=64, dp=128)), assign(model, ParallelConfig(pp=16))
-        )
-    )
+    model, plain = load_model("deepseek-v3"), ParallelConfig(pp=16, ep=64, dp=128)
+    one = total_of(stage_parameters(site(model, plain, mtp=False), assign(model, plain)))
     two_way = ParallelConfig(pp=16, ep=64, dp=128, schedule="dualpipe")
-    both = total_of(stage_parameters(site(model, two_way), assign(model, two_way)))
+    both = total_of(stage_parameters(site(model, two_way, mtp=False), assign(model, two_way)))
     assert both.tolist() == (one + one[::-1]).tolist()
+
+
+def test_mtp_copies_the_embedding_to_the_last_stage():
+    """Case PC03: DeepSeek-V3's last of 16 stages, three layers, head, MTP module and an embedding copy."""
+    model, layout = load_model("deepseek-v3"), ParallelConfig(pp=16, ep=64, dp=128)
+    held = [
+        total_of(stage_parameters(site(model, layout, mtp=mtp), assign(model, layout)))[-1]
+        for mtp in (True, False)
+    ]
+    experts = 256 * 3 * 7168 * 2048
+    assert held[0] - held[1] == count(model).mtp - experts + experts / 64 + 129280 * 7168
+
+
+def test_zero_3_gathers_two_layers_at_a_time():
+    from telekit.cost.step import step_cost
+
+    model = load_model("llama-3.1-8b")
+    peak = {}
+    for zero in (1, 2, 3):
+        here = site(model, ParallelConfig(dp=64, zero=zero), global_batch=64, grad_dtype="bf16")
+        peak[zero] = step_cost(here).memory
+    layer = (count(model).total - 2 * 128256 * 4096 - 4096) // 32
+    total = count(model).total
+    assert float(peak[3]["parameters"][0]) == 2 * total / 64 + 2 * 2 * layer
+    assert float(peak[2]["gradients"][0]) == 2 * total / 64 + 2 * layer
+    assert float(peak[1]["gradients"][0]) == 2 * total
 
 
 @pytest.mark.parametrize("recompute", ["full", "none"])

@@ -19,7 +19,8 @@ BODY = {"name": "LLamaDecodeLayer", "type": "BODY", "model_name": "llama2_70b_pr
         "select_rec_coef": 0.125, "select_comm_coef": 0.25, "recompute_coef": 0.5}  # fmt: skip
 T1 = {"name": "test", "layers_description": [HEAD, BODY, TAIL]}
 T2_BODY = BODY | {"nb_layer": 192, "memory_select_rec": 614, "memory_select_comm": 426,
-                  "memory_both_comm_select": 310, "select_comm_coef": 0.125, "both_comm_select_coef": 0.165}  # fmt: skip
+                  "memory_both_comm_select": 310, "select_comm_coef": 0.125,
+                  "both_comm_select_coef": 0.165}  # fmt: skip
 T2 = {"name": "sim", "layers_description": [HEAD, T2_BODY, TAIL]}
 ZEROS = [0] * 14
 
@@ -256,7 +257,7 @@ def test_arguments_are_checked(arguments, says):
 
 
 def test_the_smallest_cap_is_named_and_works():
-    with pytest.raises(InputError, match="memory_mb = 9000: no placement fits.*13095 would do"):
+    with pytest.raises(InputError, match=r"memory_mb = 9000: no placement fits.*13095 would do"):
         balance(T1, 16, 16, memory_mb=9000)
     assert balance(T1, 16, 16, memory_mb=13_095, time_limit_s=5).peak_memory_mb[0] == 13_095
 

@@ -1,6 +1,7 @@
 """The search against brute force: every layout estimated one by one, its answer re-checked through estimate."""
 
 import dataclasses
+import random
 from itertools import product
 
 import pytest
@@ -8,9 +9,10 @@ import pytest
 from telekit.cost.estimate import estimate
 from telekit.errors import InputError
 from telekit.job import Job, layout_dict
+from telekit.layout.config import ParallelConfig
 from telekit.model.huggingface import load_model
 from telekit.planner.candidates import options, tables
-from telekit.planner.placing import place_layers, stage_problem, units
+from telekit.planner.placing import place_layers, stage_problem
 from telekit.planner.search import plan
 from telekit.planner.stages import peak_memory, simulated_makespan
 
@@ -132,11 +134,66 @@ def test_the_problem_counts_what_the_estimate_counts(name, choices):
     assert again.peak_bytes <= peak_memory(problem, direct.placement).max() * (1 + 1e-12)
 
 
-def test_alternating_kinds_are_placed_in_pairs():
-    model = load_model("gpt-oss-120b")
-    (unit,) = units(model)
-    assert (len(unit.kinds), unit.count) == (2, 18)
-    assert [u.count for u in units(load_model("deepseek-v3"))] == [3, 58]
+def a_plan(model, devices, layout, device="b300", **train):
+    return Job.read({"model": model, "cluster": {"device": device, "devices": devices},
+                     "train": {"seq_len": 4096} | train, "layout": layout})  # fmt: skip
+
+
+def test_a_proof_covers_every_placement_of_alternating_kinds():
+    """gpt-oss alternates two kinds of attention; stages may be cut between any two layers."""
+    base = a_plan("gpt-oss-120b", 8, {"pp": 4, "recompute": "none"}, global_batch=32)
+    found = plan(base, top=1, time_limit_s=10).best
+    rng = random.Random(0)
+    for _ in range(300):
+        cuts = sorted(rng.sample(range(1, 36), 3))
+        sizes = [b - a for a, b in zip([0, *cuts], [*cuts, 36], strict=True)]
+        other = estimate(base.with_layout(found.layout.model_copy(update={"stages": staged([sizes])})))
+        if other.fits:
+            assert makespan_of(other) >= found.proof.bound * (1 - 1e-9)
+
+
+def staged(rows):
+    return ParallelConfig.model_validate({"stages": rows}).stages
+
+
+def makespan_of(found):
+    return found.step_time_s - found.breakdown_s["dp_comm"] - found.breakdown_s["optimizer"]
+
+
+def test_a_bound_covers_placements_that_recompute_though_nothing_must():
+    base = a_plan("llama-3.1-8b", 16, {"tp": 4, "pp": 2, "vpp": 2, "micro_batch": 2}, "v100", global_batch=128,
+                  precision="fp16")  # fmt: skip
+    found = plan(base, top=1, time_limit_s=6)
+    rng = random.Random(1)
+    for _ in range(300):
+        sizes = [rng.randint(6, 10) for _ in range(3)]
+        cells = [
+            {"layers": n, "recompute": {"selective": rng.randint(0, 2)}} for n in (*sizes, 32 - sum(sizes))
+        ]
+        layout = found.best.layout.model_copy(update={"stages": staged([cells[:2], cells[2:]])})
+        other = estimate(base.with_layout(layout))
+        if other.fits:
+            assert other.step_time_s >= found.search_bound_s
+            assert makespan_of(other) >= found.best.proof.bound * (1 - 1e-9)
+
+
+def test_the_bound_of_dualpipe_counts_what_it_hides():
+    base = a_plan("deepseek-v3", 2048, {"pp": 16, "ep": 64, "tp": 1, "micro_batch": 1, "schedule": "dualpipe",
+                                        "recompute": "selective"}, "h800", global_batch=15360, precision="fp8",
+                  state_dtype="bf16")  # fmt: skip
+    found = plan(base, top=1, time_limit_s=2)
+    assert found.search_bound_s <= found.best.step_time_s
+
+
+def test_few_sequences_are_split_over_context_ranks():
+    found = plan(a_plan("llama-3.1-8b", 64, {}, "h100", seq_len=8192, global_batch=4), top=1, time_limit_s=5)
+    assert found.best.layout.cp > 1
+
+
+def test_given_fields_that_leave_nothing_are_said():
+    for layout, word in (({"pp": 5}, "layout.dp"), ({"pp": 1, "vpp": 2}, "layout")):
+        with pytest.raises(InputError, match=word):
+            plan(job(layout=layout), top=1, time_limit_s=1)
 
 
 def test_the_space_has_no_row_twice():

@@ -1,0 +1,97 @@
+"""Step times: closed forms worked out by hand, and what must hold whatever the numbers are."""
+
+from itertools import pairwise
+
+import pytest
+
+from telekit.cluster.config import ClusterConfig, load_cluster
+from telekit.cost.estimate import estimate
+from telekit.cost.layers import Site
+from telekit.cost.step import step_cost
+from telekit.job import Job, load_job
+from telekit.layout.config import ParallelConfig
+from telekit.model.huggingface import load_model
+from telekit.training.config import TrainConfig
+
+H100 = {"device": "h100", "devices": 64}
+
+
+def job(model="llama-3.1-8b", cluster=H100, layout=None, **train):
+    return load_job({"model": model, "cluster": cluster, "train": {"seq_len": 4096, "global_batch": 256} | train,
+                     "layout": layout or {}})  # fmt: skip
+
+
+def faster(base: Job, **fields) -> Job:
+    record = base.cluster.model_dump()
+    record["device"] |= fields
+    return Job(base.model, ClusterConfig.model_validate(record), base.train, base.layout)
+
+
+def test_one_device_does_its_arithmetic_and_nothing_else():
+    found = estimate(
+        job(cluster={"device": "h100", "devices": 1}, global_batch=4, layout={"recompute": "full"})
+    )
+    parts = found.breakdown_s
+    assert parts["bubble"] == parts["dp_comm"] == parts["tp_comm"] == parts["cp_comm"] == 0.0
+    assert found.step_time_s == pytest.approx(parts["compute"] + parts["recompute"] + parts["optimizer"])
+
+
+@pytest.mark.parametrize(
+    "layout", [{"zero": z, "overlap_grad_reduce": o} for z in range(4) for o in (True, False)]
+)
+def test_a_faster_device_is_never_slower(layout):
+    base = job(layout=layout, seq_len=1024, global_batch=2048)
+    times = [estimate(faster(base, gemm_efficiency=e)).step_time_s for e in (0.3, 0.5, 0.7, 0.9)]
+    assert all(b <= a * (1 + 1e-12) for a, b in pairwise(times))
+
+
+@pytest.mark.parametrize(
+    "schedule, vpp", [("1f1b", 1), ("zb-h1", 1), ("zb-v", 2), ("dualpipe", 1), ("gpipe", 1)]
+)
+def test_no_schedule_beats_the_work_of_its_stages(schedule, vpp):
+    for batch in (64, 128, 512):
+        found = estimate(job(layout={"pp": 4, "vpp": vpp, "schedule": schedule}, global_batch=batch))
+        if found.valid:
+            assert found.breakdown_s["bubble"] >= -1e-12
+
+
+def test_recomputing_a_part_never_costs_more_than_recomputing_all():
+    cost = {}
+    for recompute in (["moe"], "full"):
+        layout = {"pp": 8, "ep": 16, "overlap_moe_comm": True, "recompute": recompute}
+        cost[str(recompute)] = estimate(job("deepseek-v3", {"device": "h800", "devices": 1024}, layout,
+                                            global_batch=1024)).step_time_s  # fmt: skip
+    assert cost["['moe']"] < cost["full"]
+
+
+def test_zero_3_hides_each_call_behind_its_own_pass():
+    model, train = load_model("llama-3.1-8b"), TrainConfig(seq_len=1024, global_batch=512)
+    cluster = load_cluster(H100)
+    plain = step_cost(Site(model, cluster, train, ParallelConfig(dp=64, zero=3, overlap_grad_reduce=False,
+                                                                 overlap_param_gather=False)))  # fmt: skip
+    hidden = step_cost(Site(model, cluster, train, ParallelConfig(dp=64, zero=3)))
+    m = 512 / 64
+    saved = float(plain.dp_comm_s - hidden.dp_comm_s)
+    assert 0 < saved <= m * float((hidden.forward_s + hidden.backward_s).sum()) * (1 + 1e-12)
+
+
+def test_embedding_and_head_pay_for_tensor_parallelism():
+    """Sequence parallel: a scatter and gather at the embedding, three at the head; else one sum at each."""
+    for sequence_parallel in (True, False):
+        layout = {"tp": 8, "pp": 2, "stages": [[16, 16]], "sequence_parallel": sequence_parallel}
+        first, last = (s.forward_s + s.backward_s for s in estimate(job(layout=layout)).stages)
+        assert first != last
+
+
+def test_a_job_built_by_hand_is_complete():
+    base = job(layout={"pp": 4, "vpp": 2})
+    again = Job(base.model, base.cluster, base.train, ParallelConfig(pp=4, vpp=2))
+    assert again.layout.dp == 16 and again.layout.schedule == "interleaved-1f1b"
+    assert estimate(again).step_time_s == estimate(base).step_time_s
+    written = load_job(again.to_dict())
+    assert written.model == again.model and written.layout == again.layout
+
+
+def test_a_huge_batch_is_still_answered():
+    found = estimate(job(layout={"pp": 8, "vpp": 2, "tp": 8}, global_batch=8 * 10**6))
+    assert found.valid and found.step_time_s > 0
