@@ -44,6 +44,8 @@ class Job:
         if given is None:
             given = tuple(name for name in ParallelConfig.model_fields if name in layout.model_fields_set)
         given = tuple(name for name in given if getattr(layout, name) is not None)
+        if layout.schedule == "dualpipe" and layout.vpp == 2 and layout.stages == "auto":
+            updates["vpp"] = 1  # its two chunks a device are the two copies of the model, which vpp 1 implies
         if layout.dp is None:
             updates["dp"] = max(1, self.cluster.devices // (layout.tp * layout.cp * layout.pp))
         if layout.vpp > 1 and "schedule" not in given and layout.schedule == "1f1b":
@@ -129,7 +131,7 @@ class Job:
         return "".join(
             yaml.safe_dump({name: value})
             if not isinstance(value, dict)
-            else f"{name}: {yaml.safe_dump(value, sort_keys=False, default_flow_style=True, width=100)}"
+            else f"{name}: {yaml.safe_dump(value, sort_keys=False, default_flow_style=True, width=84)}"
             for name, value in sections
         )
 

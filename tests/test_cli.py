@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -117,3 +118,33 @@ def test_as_a_process_json_is_alone_on_standard_output():
                           capture_output=True, text=True)  # fmt: skip
     assert done.returncode == 0 and done.stderr == ""
     assert strict(done.stdout)["total"] == 46_702_792_704
+
+
+def test_the_readmes_job_estimates_and_plans(telekit, tmp_path):
+    text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    path = tmp_path / "job.yaml"
+    path.write_text(text.split("```yaml\n")[1].split("```")[0])
+    assert strict(telekit("estimate", path, "--json")[1])["fits"]
+    status, out, _ = telekit("plan", path, "--top", "1", "--time-limit", "2", "--json")
+    assert status == 0 and strict(out)["plans"]
+
+
+def test_the_samples_balance(telekit):
+    sample = Path(__file__).parents[1] / "data" / "samples" / "sapp-test.json"
+    words = ("balance", sample, "--stages", 16, "--micro-batches", 16, "--memory-mb", 53000)
+    status, out, _ = telekit(*words, "--json")
+    found = strict(out)
+    assert status == 0 and found["makespan"] == found["proof"]["bound"] == 107_460
+    assert {"layers", "offset", "recompute", "bottleneck", "makespan", "peak_memory_mb", "proof"} <= set(
+        found
+    )
+    assert "recompute: [[" in telekit(*words)[1]
+
+
+def test_dualpipe_may_name_its_two_chunks(telekit, tmp_path):
+    path = tmp_path / "job.yaml"
+    path.write_text("model: deepseek-v3\ncluster: {device: h800, nodes: 256}\n"
+                    "train: {seq_len: 4096, global_batch: 15360}\n"
+                    "layout: {tp: 1, cp: 1, pp: 16, vpp: 2, ep: 64, etp: 1, zero: 1, micro_batch: 1,\n"
+                    "  sequence_parallel: true, recompute: selective, schedule: dualpipe}\n")  # fmt: skip
+    assert strict(telekit("estimate", path, "--json")[1])["valid"]

@@ -151,7 +151,7 @@ def test_unreadable_files(tmp_path):
 
 
 def test_all_broken_layout_rules_are_listed():
-    job = load_job(GOOD | {"layout": {"tp": 3, "pp": 5, "ep": 7, "etp": 5, "schedule": "dualpipe", "vpp": 2}})
+    job = load_job(GOOD | {"layout": {"tp": 3, "pp": 5, "ep": 7, "etp": 5, "schedule": "dualpipe", "vpp": 3}})
     fields = [p.field for p in job.problems()]
     assert {"layout.dp", "layout.tp", "layout.ep", "layout.etp", "layout.vpp", "layout.pp"} <= set(fields)
     assert all(p.rule for p in job.problems())

@@ -174,7 +174,7 @@ BASIC: tuple[Rule, ...] = (
         "layout.dp",
         "tp * cp * pp * dp must be the {devices} devices, and tp * cp * pp is {model_parallel}",
         lambda c: c.layout.tp * c.layout.cp * c.layout.pp * c.layout.dp == c.cluster.devices,
-        lambda c: f"leave dp out, with tp * cp * pp a divisor of {c.cluster.devices}",
+        lambda c: f"tp * cp * pp must divide {c.cluster.devices}; dp, left out, is then what remains",
     ),
     Rule(
         "heads",

@@ -22,6 +22,9 @@ from telekit.planner.stage_problem import Floats, Ints, Placement, StageProblem
 ENOUGH = 1e-4
 """Relative distance from the relaxation's bound to its own simulated makespan at which it is left."""
 
+MOST_S = 600.0
+"""Time for one solve of the relaxation, whatever the deadline."""
+
 
 class PathProgram:
     """The rows ``makespan >= path`` found so far for one problem, and the bound they prove.
@@ -58,23 +61,23 @@ class PathProgram:
         a real placement: such paths cut deeper. Returns the relaxation's layers of each part, rounded.
         """
         program = self._program()
-        relaxation = Relaxation(program.lp)
         names, unit = time_names(self.problem), program.time_unit
         values: Mapping[str, float] = {}
-        while time.monotonic() < deadline:
-            outcome = relaxation.solve(max(0.1, deadline - time.monotonic()))
-            if outcome.bound is None:
-                break
-            values, bound_s = outcome.values, outcome.bound * unit
-            self.bound_s = max(self.bound_s, bound_s)
-            times = np.array([values[name] for name in names]).reshape(inner_s.shape) * unit
-            new = self._violated(np.maximum(times, 0.0), inner_s, bound_s * (1 + ENOUGH))
-            if not new:
-                break
-            for path in new:
-                terms = {name: float(n) for name, n in zip(names, path.passes, strict=True) if n}
-                lag = path.crossings * self.problem.comm_s / unit
-                relaxation.add(terms | {"makespan": -1.0}, -lag)
+        with Relaxation(program.lp) as relaxation:
+            while time.monotonic() < deadline:
+                outcome = relaxation.solve(max(0.1, min(MOST_S, deadline - time.monotonic())))
+                if outcome.bound is None:
+                    break
+                values, bound_s = outcome.values, outcome.bound * unit
+                self.bound_s = max(self.bound_s, bound_s)
+                times = np.array([values[name] for name in names]).reshape(inner_s.shape) * unit
+                new = self._violated(np.maximum(times, 0.0), inner_s, bound_s * (1 + ENOUGH))
+                if not new:
+                    break
+                for path in new:
+                    terms = {name: float(n) for name, n in zip(names, path.passes, strict=True) if n}
+                    lag = path.crossings * self.problem.comm_s / unit
+                    relaxation.add(terms | {"makespan": -1.0}, -lag)
         if not values:
             return None
         layers = np.vectorize(lambda v: values[v.name], otypes=[float])(program.counts).sum(axis=0)

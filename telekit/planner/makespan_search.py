@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable
+from itertools import combinations, islice
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from telekit.pipeline.simulate import makespan
 from telekit.planner.recompute_mix import Mixer
 from telekit.planner.stage_problem import Floats, Ints, Placement, StageProblem, bottleneck
 
+MOST_UNIFORM = 50
 BATCH_VALUES = 4_000_000
 """Pass times simulated at once: operations times placements."""
 
@@ -130,6 +132,24 @@ def even_sizes(problem: StageProblem) -> Ints:
     start = (parts - surplus) // 2
     sizes[start : start + surplus] += 1
     return sizes
+
+
+def uniform_sizes(problem: StageProblem) -> list[Ints]:
+    """Sizes in which every chunk has the same layers on each stage, but for one that takes the rest.
+
+    Interleaved pipelines like them: stages then wait for each other least.
+    """
+    base, surplus = divmod(problem.total_layers, len(problem.positions))
+    whole, rest = divmod(surplus, problem.stages)
+    chunk_of = np.array([chunk for chunk, _ in problem.positions])
+    stage_of = np.array([stage for _, stage in problem.positions])
+    found = []
+    for larger in islice(combinations(range(problem.chunks), whole), MOST_UNIFORM):
+        for other in set(range(problem.chunks)) - set(larger):
+            for first in {0, (problem.stages - rest) // 2, problem.stages - rest}:
+                extra = (chunk_of == other) & (stage_of >= first) & (stage_of < first + rest)
+                found.append(base + np.isin(chunk_of, larger).astype(int) + extra)
+    return found
 
 
 def search(

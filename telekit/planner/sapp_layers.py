@@ -91,10 +91,10 @@ class SappFile(BaseModel):
 
     name: str = ""
     source: str = ""
-    verified: bool = False
+    verified: Annotated[bool, Field(strict=True)] = False
     pre_defined_layer: Any = None
     auto_partition_layer: Any = None
-    stage_const_mem: Annotated[float, Field(ge=-1e12, le=1e12, allow_inf_nan=False)] = 0.0
+    stage_const_mem: Annotated[float, Field(ge=-1e12, le=1e12, allow_inf_nan=False, strict=True)] = 0.0
     layers_description: Annotated[tuple[SappLayer, ...], Field(max_length=1_000)]
 
     def of_type(self, kind: str) -> tuple[SappLayer, ...]:
@@ -116,10 +116,9 @@ class SappFile(BaseModel):
 
 
 def _run(layer: SappLayer) -> LayerType:
-    least = layer.backward(layer.considered[0])
-    options = tuple(
-        RecomputeOption(r, max(0.0, layer.backward(r) - least), layer.memory(r)) for r in layer.considered
-    )
+    considered = sorted(layer.considered, key=layer.backward)  # a file may make a recompute type the cheapest
+    least = layer.backward(considered[0])
+    options = tuple(RecomputeOption(r, layer.backward(r) - least, layer.memory(r)) for r in considered)
     return LayerType(layer.name, layer.nb_layer, layer.forward, least, layer.memory_parameter or 0.0, options)
 
 

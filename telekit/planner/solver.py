@@ -1,38 +1,37 @@
 """One door to PuLP: a status that is true, a bound from the solver itself, and nothing left behind.
 
-PuLP alone calls a solution found within the time limit ``Optimal``, keeps values of the linear relaxation
-when nothing was found, prints HiGHS' banner although messages are off, and leaves CBC's files in the
-temporary folder when a solve is interrupted. Here every answer is read from the solver, checked against the
-rows of the problem, and an ``infeasible`` is believed only when a second solver agrees.
+PuLP's own solver calls name a solution found within the time limit ``Optimal``, keep values of the linear
+relaxation when nothing was found, let HiGHS' banner through although messages are off, and leave CBC's files in
+the temporary folder when a solve is interrupted. So problems are written in PuLP, but solved here: every answer
+is read from the solver, checked against the rows of the problem, and an ``infeasible`` is believed only when a
+second solver agrees.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import math
-import os
-import sys
-import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from telekit.errors import bad
-from telekit.planner import cbc
+from telekit.planner import cbc, highs
 from telekit.planner.cbc import Status
 
 SOLVERS = ("highs", "cbc")
 PROVED_GAP = 1e-6
 """Relative gap up to which an answer counts as proved: the solvers' own feasibility tolerance."""
 _TOLERANCE = 1e-5
-_FEASIBLE_POINT = 2
-"""HiGHS' ``kSolutionStatusFeasible``."""
-
-_stdout_lock = threading.Lock()
+_HIGHS_STATUS: dict[str, Status] = {
+    "kOptimal": "optimal",
+    "kInfeasible": "infeasible",
+    "kUnboundedOrInfeasible": "infeasible",
+    "kUnbounded": "unbounded",
+}
 _said_without_cbc = threading.Event()
 
 
@@ -226,88 +225,54 @@ def _satisfies(problem: Any, values: Mapping[str, float]) -> bool:
 def _highs(
     problem: Any, time_limit_s: float, gap: float, presolve: bool, start: Mapping[str, float] | None = None
 ) -> tuple[Status, dict[str, float], float | None]:
-    """Run HiGHS through PuLP and read status, values and bound from its own model, not from PuLP."""
-    import highspy
-
-    options = {"mip_abs_gap": 1e-9, "presolve": "choose" if presolve else "off"}
-    problem.solve(_quiet_highs(start, timeLimit=time_limit_s, gapRel=gap, **options))
-    model = problem.solverModel
-    info, state = model.getInfo(), model.getModelStatus()
-    if state == highspy.HighsModelStatus.kUnboundedOrInfeasible and presolve:
+    """Run HiGHS and read status, values and bound from its own words."""
+    columns = {v.name: i for i, v in enumerate(problem.variables())}
+    options = {"mip_rel_gap": gap, "mip_abs_gap": 1e-9, "presolve": "choose" if presolve else "off"}
+    known = {"index": [columns[n] for n in start], "value": list(start.values())} if start else None
+    with highs.process() as process:
+        answer = process.ask(time_limit_s, model=_arrays(problem, columns), start=known, options=options)
+    if answer is None:
+        return "unknown", {}, None
+    if answer["status"] == "kUnboundedOrInfeasible" and presolve:
         return _highs(problem, time_limit_s, gap, presolve=False, start=start)
-    stopped: dict[Any, Status] = {
-        highspy.HighsModelStatus.kOptimal: "optimal",
-        highspy.HighsModelStatus.kInfeasible: "infeasible",
-        highspy.HighsModelStatus.kUnbounded: "unbounded",
-    }
-    status = stopped.get(state, "feasible")
-    bound = float(info.mip_dual_bound) if problem.isMIP() else math.inf
+    status = _HIGHS_STATUS.get(answer["status"], "feasible")
+    bound = float(answer["bound"]) if problem.isMIP() else math.inf
     proved = bound if math.isfinite(bound) else None
     if status in ("infeasible", "unbounded"):
         return status, {}, None
-    if info.primal_solution_status != _FEASIBLE_POINT:
+    if not answer["has_point"]:
         return "unknown", {}, proved
-    columns = model.getSolution().col_value
-    return status, {v.name: float(columns[v.index]) for v in problem.variables()}, proved
+    return status, {name: answer["values"][i] for name, i in columns.items()}, proved
 
 
-def _quiet_highs(start: Mapping[str, float] | None = None, **options: Any) -> Any:
-    """PuLP's interface to HiGHS without the banner, interruptible, and with a start."""
-    import numpy as np
-    import pulp
-
-    class Quiet(pulp.HiGHS):  # type: ignore[misc]
-        def createAndConfigureSolver(self, lp: Any) -> None:  # noqa: N802
-            with _banner_held_back():
-                super().createAndConfigureSolver(lp)
-
-        def callSolver(self, lp: Any) -> None:  # noqa: N802
-            if start:
-                index = {v.name: v.index for v in lp.variables()}
-                columns = np.array([index[name] for name in start], dtype=np.int32)
-                lp.solverModel.setSolution(len(start), columns, np.array(list(start.values()), dtype=float))
-            _run_interruptibly(lp.solverModel)
-
-        def findSolutionValues(self, lp: Any) -> tuple[int, int]:  # noqa: N802
-            return 0, 0
-
-    return Quiet(msg=False, **options)
-
-
-def _run_interruptibly(model: Any) -> None:
-    """Solve in a thread of its own, so that Ctrl-C or a stopped cell ends the solve at once.
-
-    (highspy's own ``startSolve`` holds one lock for all models: two solves at once would fail.)
-    """
-    stop = threading.Event()
-    failed: list[BaseException] = []
-
-    def interrupt(event: Any) -> None:
-        if stop.is_set():
-            event.interrupt()
-
-    def run() -> None:
-        try:
-            model.run()
-        except BaseException as error:
-            failed.append(error)
-
-    model.cbMipInterrupt += interrupt
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    try:
-        while thread.is_alive():
-            thread.join(0.2)
-    finally:
-        stop.set()
-        thread.join()
-        model.cbMipInterrupt -= interrupt
-    if failed:
-        raise failed[0]
+def _arrays(problem: Any, columns: Mapping[str, int], whole: bool = True) -> dict[str, Any]:
+    """Turn a minimisation without constant into the arrays that HiGHS takes, rows one after the other."""
+    variables = problem.variables()
+    cost = {v.name: float(c) for v, c in problem.objective.items()}
+    found: dict[str, Any] = {
+        "cost": [cost.get(v.name, 0.0) for v in variables],
+        "lower": [-math.inf if v.lowBound is None else float(v.lowBound) for v in variables],
+        "upper": [math.inf if v.upBound is None else float(v.upBound) for v in variables],
+        "whole": [int(whole and v.cat == "Integer") for v in variables],
+        "row_lower": [],
+        "row_upper": [],
+        "start": [0],
+        "index": [],
+        "value": [],
+    }
+    for row in problem.constraints():
+        found["row_lower"].append(-row.constant if row.sense >= 0 else -math.inf)
+        found["row_upper"].append(-row.constant if row.sense <= 0 else math.inf)
+        found["index"] += [columns[v.name] for v in row]
+        found["value"] += [float(c) for c in row.values()]
+        found["start"].append(len(found["index"]))
+    return found
 
 
 class Relaxation:
     """Linear relaxation of a problem, kept in HiGHS: rows are added and it is solved again from where it was.
+
+    Use it in a ``with`` statement.
 
     Parameters
     ----------
@@ -317,83 +282,37 @@ class Relaxation:
 
     def __init__(self, problem: Any) -> None:
         self._scaled = _scaled(problem)
-        lp = self._scaled.problem
-        adapter = _quiet_highs(mip=False)
-        adapter.createAndConfigureSolver(lp)
-        adapter.buildSolverModel(lp)
-        self._model = lp.solverModel
-        self._columns = {v.name: v.index for v in lp.variables()}
+        self._columns = {v.name: i for i, v in enumerate(self._scaled.problem.variables())}
+        self._model: dict[str, Any] | None = _arrays(self._scaled.problem, self._columns, whole=False)
+        self._rows: list[dict[str, Any]] = []
+        self._borrowed = contextlib.ExitStack()
+
+    def __enter__(self) -> Relaxation:
+        """Take a HiGHS process."""
+        self._process = self._borrowed.enter_context(highs.process())
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        """Give it back."""
+        self._borrowed.__exit__(*exception)
 
     def add(self, terms: Mapping[str, float], at_most: float) -> None:
         """Add the row ``sum of coefficient * variable <= at_most``, by names of variables."""
-        import highspy
-
         largest = max(abs(c) for c in terms.values())
         index = [self._columns[name] for name in terms]
         values = [c / largest for c in terms.values()]
-        self._model.addRow(-highspy.kHighsInf, at_most / largest, len(index), index, values)
+        self._rows.append({"at_most": at_most / largest, "index": index, "value": values})
 
     def solve(self, time_limit_s: float) -> Outcome:
         """Status ``optimal`` (objective and bound are then the relaxation's), ``infeasible`` or ``unknown``."""
-        import highspy
-
         began = time.perf_counter()
-        self._model.setOptionValue("time_limit", self._model.getRunTime() + time_limit_s)
-        self._model.run()
+        answer = self._process.ask(time_limit_s, model=self._model, rows=self._rows)
+        self._model, self._rows = None, []
         seconds = time.perf_counter() - began
-        state = self._model.getModelStatus()
-        if state != highspy.HighsModelStatus.kOptimal:
-            no = state == highspy.HighsModelStatus.kInfeasible
+        if answer is None or answer["status"] != "kOptimal":
+            no = answer is not None and answer["status"] == "kInfeasible"
             return Outcome("infeasible" if no else "unknown", seconds=seconds)
-        columns = self._model.getSolution().col_value
         back = self._scaled.sign * self._scaled.unit
-        objective = back * self._model.getObjectiveValue() + self._scaled.constant
-        values = {name: float(columns[i]) for name, i in self._columns.items()}
+        objective = back * float(answer["objective"]) + self._scaled.constant
+        values = {name: answer["values"][i] for name, i in self._columns.items()}
         return Outcome("optimal", objective, objective, 0.0, values, seconds=seconds)
-
-
-@contextlib.contextmanager
-def _banner_held_back() -> Iterator[None]:
-    """Keep what C code writes to standard output, and pass on all lines but the banner.
-
-    HiGHS greets from its constructor, below Python's ``sys.stdout`` and before any option can be set, so the
-    file descriptor itself is turned for that moment. Lines of other threads are passed on, not lost.
-    """
-    with _stdout_lock, tempfile.TemporaryFile() as held:
-        try:
-            saved = os.dup(1)
-        except OSError:
-            yield
-            return
-        flush = _flush_c()
-        flush()
-        os.dup2(held.fileno(), 1)
-        try:
-            yield
-        finally:
-            flush()
-            os.dup2(saved, 1)
-            os.close(saved)
-            held.seek(0)
-            others = [line for line in held if not _is_banner(line)]
-            if others:
-                os.write(1, b"".join(others))
-
-
-def _is_banner(line: bytes) -> bool:
-    return line.startswith((b"Running HiGHS", b"Copyright (c)", b"Includes third-party"))
-
-
-def _flush_c() -> Callable[[], object]:
-    """Flush of the C library's own buffers, and of Python's."""
-    try:
-        c_flush = ctypes.CDLL(None).fflush
-    except (OSError, TypeError, AttributeError):
-        return lambda: None
-
-    def flush() -> None:
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-        c_flush(None)
-
-    return flush

@@ -21,7 +21,7 @@ from telekit.planner.cbc import Status
 from telekit.planner.cutting_planes import PathProgram
 from telekit.planner.dynamic_program import covers, least_bottleneck
 from telekit.planner.integer_program import bottleneck_program, capacity_program, program_text
-from telekit.planner.makespan_search import Evaluator, even_sizes, part_sizes, search
+from telekit.planner.makespan_search import Evaluator, even_sizes, part_sizes, search, uniform_sizes
 from telekit.planner.recompute_mix import Mixer
 from telekit.planner.solver import PROVED_GAP, SOLVERS, solve
 from telekit.planner.stage_problem import (
@@ -262,12 +262,19 @@ class _Placer:
         evaluator = Evaluator(self.problem, self.mixer, self.most_bottleneck)
         seeds = [part_sizes(self.problem, self.best[1]), even_sizes(self.problem)]
         seeds += [] if near is None else [near]
+        seeds += self._uniform(evaluator)
         self._improve(evaluator, seeds, KICKS if self.problem.chunks == 1 else 10 * KICKS, SEARCH_SHARE)
         name = "highs"
         while not self._proved(rows.bound_s) and self._left_s() > 0.5:
             self._tell("proof by branching")
             name = self._branch(rows, evaluator)
         return _proof(self.best[0], rows.bound_s, name, "makespan")
+
+    def _uniform(self, evaluator: Evaluator) -> list[Ints]:
+        """Return the two best of the sizes that are alike on all stages."""
+        found = uniform_sizes(self.problem) if self.problem.chunks > 1 else []
+        order: Any = np.argsort(evaluator.makespans(np.stack(found))) if found else []
+        return [found[int(i)] for i in order[:2]]
 
     def _branch(self, rows: PathProgram, evaluator: Evaluator) -> str:
         """One integer program; simulate, improve and learn from what it finds."""

@@ -352,3 +352,13 @@ def test_memory_that_cannot_be_decomposed(peaks, recompute, says):
     layers = [6] * 8 if says == "too alike" else [4, 5, 6, 3, 7, 5, 4, 6]
     with pytest.raises(InputError, match=says):
         decompose_memory(peaks, layers, recompute)
+
+
+def test_a_recompute_type_may_be_the_cheapest():
+    """FULL's backward takes 2 * 10 * 1.5 = 30 where NONE's takes 40: the file's times are kept as they are."""
+    body = {"name": "b", "type": "BODY", "time": 10, "nb_layer": 6, "memory_parameter": 10, "memory_activation": 10,
+            "memory_recompute": 1, "backward_coef": 1.0, "recompute_coef": 0.5}  # fmt: skip
+    head = {"name": "h", "type": "HEAD", "time": 30, "memory_parameter": 110}
+    found = balance({"layers_description": [head, body]}, 2, 4)
+    assert (found.makespan, found.proof.bound) == (830, 830)
+    assert sum(map(sum, found.recompute["FULL"])) == 6

@@ -18,17 +18,6 @@ from telekit.ui.live import Still
 from telekit.ui.panels.choosing import case_controls, figures, job_of, layout_controls, listed, values_of
 from telekit.ui.panels.planner import PlannerPanel
 
-MIXTRAL = {
-    "model": "mixtral-8x7b",
-    "cluster": {"device": "h100", "devices": 64},
-    "train": {"seq_len": 4096, "global_batch": 512},
-}
-OBJECTIVES = {
-    "first": "Not always: the steady part is shorter, but the pipeline also fills and drains, through every stage.",
-    "second": "Not always: with many micro-batches the slowest stage sets the pace, and filling hardly counts.",
-    "depends": "Right: the step is about the sum of all stages and m - 1 times the slowest; m decides.",
-}
-
 
 def layout_explorer(start: str = "deepseek-v3-h800-2048") -> Explorer:
     """Lay one model out on one cluster by hand: memory of each stage, time of each part of a step."""

@@ -75,18 +75,19 @@ def values_of(start: str) -> dict[str, Any]:
 
 
 def job_of(values: Mapping[str, Any]) -> Job:
-    """Build the job that controls describe; what has no control stays as the published run had it.
+    """Build the job that controls describe; for the published run's own model, what has no control stays as it was.
 
     Without the layout's controls its degrees are left open, and so is a schedule of "".
     """
     base = catalog.record("jobs", values["start"])["job"]
     chosen = {name: values[name] for name in LAYOUT if values.get(name, "") != ""}
-    kept = {name: value for name, value in base["layout"].items() if name not in LAYOUT}
+    same = values["model"] == base["model"]
+    kept = {name: value for name, value in base["layout"].items() if name not in LAYOUT} if same else {}
     return load_job(
         {
             "model": values["model"],
             "cluster": {"device": values["device"], "devices": values["devices"]},
-            "train": base["train"] | {name: values[name] for name in TRAIN},
+            "train": (base["train"] if same else {}) | {name: values[name] for name in TRAIN},
             "layout": kept | chosen,
         }
     )

@@ -48,7 +48,7 @@ class PlannerPanel(Panel):
         super().__init__("Let the planner search", controls)
         self.plan: Plan | None = None
         self._top, self._time_limit_s = top, time_limit_s
-        self._planned = self.values
+        self._planned = self._asked = self.values
         self._published: Estimate | None = valid_estimate(published(start))
         self.task = Task(self._search, self._found, "Plan")
         self.choice = W.ToggleButtons(options=[PUBLISHED], description="show plan")
@@ -94,14 +94,14 @@ class PlannerPanel(Panel):
         return self
 
     def _search(self, progress: Progress) -> Plan:
-        self._planned = self.values
-        job = job_of(self._planned)  # the reader may move controls meanwhile
+        self._asked = self.values  # the reader may move controls meanwhile
+        job = job_of(self._asked)
         found = plan(job, top=self._top, time_limit_s=self._time_limit_s, progress=progress)
         _ = found.best  # raises, and says why, when nothing fits
         return found
 
     def _found(self, found: Plan) -> None:
-        self.plan = found
+        self.plan, self._planned = found, self._asked
         start = str(self._planned["start"])
         known = self._planned == self._values_of(start) | {"schedule": self._planned["schedule"]}
         self._published = valid_estimate(published(start)) if known else None
@@ -125,8 +125,11 @@ class PlannerPanel(Panel):
         self._fade()
 
     def _fade(self) -> None:
+        stale = self.values != self._planned
         for view in self.views:
-            view.stale = self.values != self._planned
+            view.stale = stale
+        for part in (self.status, self.about, self.choice, self.tabs):
+            (part.add_class if stale else part.remove_class)("telekit-stale")
 
     def _chosen(self, _change: Any) -> None:
         if self.choice.value is not None:
@@ -176,7 +179,7 @@ class PlannerPanel(Panel):
             return ["The published layout; press Plan to compare", "", *charts.estimate_titles(found)]
         best = f"The best plan found takes {format_seconds(self.plan.best.step_time_s)} a step"
         if self._published is not None and self._published.step_time_s is not None:
-            best += f", the published layout {format_seconds(self._published.step_time_s)}"
+            best += f"; the published layout is estimated at {format_seconds(self._published.step_time_s)}"
         rejected = self.plan.rejected
         most = max(rejected, key=lambda reason: rejected[reason], default="none")
         return [best, f"The rule that strikes out most layouts: {most}", *charts.estimate_titles(found)]
@@ -186,7 +189,10 @@ class PlannerPanel(Panel):
             return ""
         bound = self.plan.search_bound_s
         limit = f" No layout of this search can take less than {format_seconds(bound)}." if bound else ""
-        return f"{self.plan.searched:,} layouts searched, {self.plan.valid:,} are valid and fit.{limit}"
+        name = html.escape(str(self._planned["model"]))
+        return (
+            f"{name}: {self.plan.searched:,} layouts searched, {self.plan.valid:,} are valid and fit.{limit}"
+        )
 
     def _proof(self) -> str:
         if not isinstance(self.shown, RankedPlan):
