@@ -114,13 +114,11 @@ class Job:
         """Plain data that :meth:`read` accepts and that gives the same job."""
         written = {name: str(v) if isinstance(v, Path) else v for name, v in (self.written or {}).items()}
         layout = layout_dict(self.layout)
-        given = [name for name in self.given if name in ParallelConfig.model_fields]
-        plain = self.layout.model_dump(mode="json")
         return {
             "model": written.get("model", self.model.model_dump(mode="json")),
             "cluster": written.get("cluster", self.cluster.model_dump(mode="json")),
             "train": self.train.model_dump(mode="json"),
-            "layout": {name: layout.get(name, plain[name]) for name in given},
+            "layout": {name: layout[name] for name in self.given if name in layout},
         }
 
     def to_yaml(self) -> str:

@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from telekit.errors import TelekitError
+
 COMMAND = (sys.executable, "-P", str(Path(__file__).with_name("highs_process.py")))
 GRACE_S = 3.0
 """Time beyond the limit after which a solve is taken to hang."""
@@ -56,6 +58,11 @@ class Process:
         """Load a model or add rows to the one loaded, and solve; None when HiGHS crashed or overran.
 
         Any exception on the way, a keyboard interrupt for one, ends the process.
+
+        Raises
+        ------
+        TelekitError
+            When HiGHS is not installed or refuses the model.
         """
         request: dict[str, Any] = {"time_limit_s": time_limit_s, "rows": rows or [], "start": start}
         if model is not None:
@@ -75,6 +82,8 @@ class Process:
             if not answer.endswith("\n"):
                 self.end()
         found: dict[str, Any] | None = json.loads(answer) if answer.endswith("\n") else None
+        if found is not None and "error" in found:
+            raise TelekitError(f"HiGHS cannot solve this: {found['error']}")
         return found
 
     @property
@@ -96,9 +105,11 @@ class Process:
 def process() -> Iterator[Process]:
     """Borrow an idle process, or a new one; it goes back when it still lives."""
     with _lock:
-        while _idle and not _idle[-1].lives:
-            _idle.pop()
-        found = _idle.pop() if _idle else None
+        usable = [idle for idle in _idle if idle.lives]
+        _idle[:] = usable[
+            :-1
+        ]  # one that died, or that belongs to the process this one was forked from, is left
+        found = usable[-1] if usable else None
     found = found or Process()
     try:
         yield found

@@ -20,31 +20,46 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business: it ends this process
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     answers = _answers_alone()
-
-    import highspy
-
-    model = highspy.Highs()
-    model.setOptionValue("output_flag", False)
+    solver = None
     for line in sys.stdin:
-        request = json.loads(line)
+        try:
+            solver = solver or _Solver()
+            answer = solver.answer(json.loads(line))
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+class _Solver:
+    """One HiGHS model, replaced by each request that brings another."""
+
+    def __init__(self) -> None:
+        import highspy
+
+        self._highspy: Any = highspy
+        self._model: Any = None
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Load or extend the model, and solve it."""
         if "model" in request:
-            model = highspy.Highs()
+            self._model = self._highspy.Highs()
             for name, value in ({"output_flag": False} | request["options"]).items():
-                model.setOptionValue(name, value)
-            model.passModel(_model(highspy, request["model"]))
+                self._model.setOptionValue(name, value)
+            self._model.passModel(_model(self._highspy, request["model"]))
+        model = self._model
         for row in request["rows"]:
-            count = len(row["index"])
-            model.addRow(-highspy.kHighsInf, row["at_most"], count, row["index"], row["value"])
+            index, value = row["index"], row["value"]
+            model.addRow(-self._highspy.kHighsInf, row["at_most"], len(index), index, value)
         if request["start"]:
             _start(model, request["start"])
         model.setOptionValue("time_limit", model.getRunTime() + request["time_limit_s"])
         model.run()
-        answers.write(json.dumps(_answer(model)) + "\n")
-        answers.flush()
+        return _answer(model)
 
 
 def _answers_alone() -> TextIO:
-    """Standard output for answers only: HiGHS greets there from its constructor, before any option."""
+    """Keep standard output for answers: HiGHS greets there from its constructor, before any option."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return answers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, replace
 from typing import Any
@@ -46,7 +47,9 @@ class Placed:
     bound_s: float
 
 
-def place_layers(job: Job, choices: tuple[str, ...], time_limit_s: float) -> Placed | None:
+def place_layers(
+    job: Job, choices: tuple[str, ...], time_limit_s: float, worth_s: float = math.inf
+) -> Placed | None:
     """Place a job's layers on its stages; None when no placement was found that fits the memory.
 
     A stage that recomputes holds one layer's recomputed tensors for a moment, which is no sum over layers. So the
@@ -61,6 +64,8 @@ def place_layers(job: Job, choices: tuple[str, ...], time_limit_s: float) -> Pla
         Recompute options that a layer may take.
     time_limit_s : float
         Of both placements together.
+    worth_s : float
+        A placement that takes longer than this even without workspace is not tried again.
     """
     if job.layout.schedule not in PLACEABLE or job.layout.stages != "auto":
         return Placed(job.layout, NOT_PLACED, 0.0)
@@ -69,7 +74,7 @@ def place_layers(job: Job, choices: tuple[str, ...], time_limit_s: float) -> Pla
         found = place(stage_problem(job, choices, workspace=False), time_limit_s=time_limit_s)
         bound = found.proof
         layout = _written(job, choices, found)
-        if not estimate(job.with_layout(layout)).fits:
+        if found.makespan < worth_s and not estimate(job.with_layout(layout)).fits:
             left = max(time_limit_s - (time.monotonic() - began), time_limit_s / 4)
             found = place(stage_problem(job, choices), time_limit_s=left)
             layout = _written(job, choices, found)

@@ -27,6 +27,8 @@ Progress = Callable[[int, int, str], None]
 
 EVEN, EVEN_SHARE = 10, 0.2
 """For each plan asked for, so many layouts are first simulated with evenly spread layers, in this part of the time."""
+LEEWAY = 0.9
+"""A candidate may do better than the best of its kind by this factor."""
 QUICK_S = 1.0
 QUICK_SHARE = 0.6
 """Seconds of a first placement, and the part of the time that first placements may take."""
@@ -259,6 +261,7 @@ class _Placing:
         self.began = time.monotonic()
         self.plans: dict[int, RankedPlan] = {}
         self.bounds: dict[int, float] = {}
+        self.ratios: dict[tuple[int, bool], float] = {}
 
     def run(self, candidates: list[_Candidate]) -> tuple[RankedPlan, ...]:
         """Place candidates; return the plans, best first."""
@@ -273,7 +276,7 @@ class _Placing:
                 break
             if self._left_s() < 0:
                 break
-            if len(self.plans) < self.top or candidates[index].expected_s <= self._worst_s():
+            if self._promises(candidates[index]):
                 self._place(index, candidates[index], quick_s)
         for rank, index in enumerate(self._ranking()[: self.top]):
             share = self._left_s() / (2 if rank + 1 < self.top else 1)
@@ -288,15 +291,27 @@ class _Placing:
             (max(c.bound_s, self.bounds.get(i, 0.0)) for i, c in enumerate(candidates)), default=np.inf
         )
 
+    def _promises(self, candidate: _Candidate) -> bool:
+        """Tell whether a candidate could enter the plans, going by what others of its kind took."""
+        if len(self.plans) < self.top:
+            return True
+        usual = self.ratios.get(_kind(candidate), 1.0)
+        return candidate.expected_s * max(1.0, LEEWAY * usual) <= self._worst_s()
+
     def _place(self, index: int, candidate: _Candidate, time_limit_s: float) -> None:
         done = self.limit_s - self._left_s()
         self.tell(int(10 * done), int(10 * self.limit_s), f"placing layers, candidate {index + 1}")
         if candidate.layout.schedule not in PLACEABLE or time_limit_s <= 0:
             return
-        placed = place_layers(self.job.with_layout(candidate.layout), candidate.choices, time_limit_s)
+        worth_s = self._worst_s() if len(self.plans) >= self.top else np.inf
+        layout = self.job.with_layout(candidate.layout)
+        placed = place_layers(layout, candidate.choices, time_limit_s, worth_s)
         if placed is not None:
             self.bounds[index] = max(placed.bound_s, self.bounds.get(index, 0.0))
             self._keep(index, placed)
+            if index in self.plans:
+                ratio = self.plans[index].step_time_s / candidate.expected_s
+                self.ratios[_kind(candidate)] = min(ratio, self.ratios.get(_kind(candidate), ratio))
 
     def _keep(self, index: int, placed: Placed) -> None:
         """Estimate a placed layout afresh; only what fits is a plan, and the faster of two placements stays."""
@@ -318,14 +333,21 @@ class _Placing:
         return self.began + self.limit_s - time.monotonic()
 
 
+def _kind(candidate: _Candidate) -> tuple[int, bool]:
+    """Group candidates whose placements do alike: by stages, and interleaved or not."""
+    return (candidate.layout.pp, candidate.layout.vpp > 1)
+
+
 def _by_turns(candidates: list[_Candidate]) -> list[int]:
-    """Order candidates by what they should take, but let every pipeline shape have its best one tried first."""
-    turn: Counter[tuple[int, int]] = Counter()
+    """Order candidates by what they should take, but let every number of stages have its best one tried first.
+
+    Plain and interleaved pipelines take turns apart: uneven stages help the plain ones more than is expected.
+    """
+    turn: Counter[tuple[int, bool]] = Counter()
     order = []
     for index, candidate in enumerate(candidates):
-        shape = (candidate.layout.pp, candidate.layout.vpp)
-        order.append((turn[shape], index))
-        turn[shape] += 1
+        order.append((turn[_kind(candidate)], index))
+        turn[_kind(candidate)] += 1
     return [index for _, index in sorted(order)]
 
 

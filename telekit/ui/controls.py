@@ -7,8 +7,8 @@ from typing import Any
 
 import ipywidgets as W  # noqa: N812 (the library's own habit)
 
-_LABEL = {"description_width": "78px"}
-_WIDTH, _GAP = 270, 8  # three controls a row beside JupyterLab's side bar on a 1280 pixel screen
+_LABEL = {"description_width": "88px"}
+_WIDTH, _GAP = 274, 6  # three controls a row beside JupyterLab's side bar on a 1280 pixel screen
 
 
 def _layout(columns: int = 1) -> W.Layout:

@@ -198,14 +198,6 @@ def test_NB07_no_banner_reaches_the_output(name, capfd):  # noqa: N802
     assert capfd.readouterr() == ("", "")
 
 
-def test_NB07_what_others_print_meanwhile_is_passed_on(capfd):  # noqa: N802
-    with solver._banner_held_back():
-        os.write(
-            1, b"Running HiGHS 1.2.3: Copyright (c)\nanother thread's line\nIncludes third-party software\n"
-        )
-    assert capfd.readouterr().out == "another thread's line\n"
-
-
 def test_IL11_ends_count_as_work():  # noqa: N802
     """ISEEKYAN/Megatron-LM#47: 6 layers on 4 stages, embedding and head each about a layer: [1, 2, 2, 1]."""
     run = LayerType("layer", 6, 1.0, 0.0, 0.0, (RecomputeOption("none", 0.0, 0.0),))

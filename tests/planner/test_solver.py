@@ -170,11 +170,11 @@ def test_relaxation_with_added_rows_equals_a_fresh_solve():
     x, y = (problem.add_variable(name, 0, 10, "Integer") for name in "xy")
     problem += 2 * x + 3 * y + 1
     problem += x + y >= 3.5
-    relaxation = Relaxation(problem)
-    assert relaxation.solve(10).objective == pytest.approx(8)
-    relaxation.add({"x": 4.0, "y": -2.0}, at_most=2.0)
-    found = relaxation.solve(10)
-    assert found.objective == pytest.approx(2 * 1.5 + 3 * 2 + 1)
-    assert found.values == pytest.approx({"x": 1.5, "y": 2.0})
-    relaxation.add({"x": -1.0, "y": -1.0}, at_most=-30.0)
-    assert relaxation.solve(10).status == "infeasible"
+    with Relaxation(problem) as relaxation:
+        assert relaxation.solve(10).objective == pytest.approx(8)
+        relaxation.add({"x": 4.0, "y": -2.0}, at_most=2.0)
+        found = relaxation.solve(10)
+        assert found.objective == pytest.approx(2 * 1.5 + 3 * 2 + 1)
+        assert found.values == pytest.approx({"x": 1.5, "y": 2.0})
+        relaxation.add({"x": -1.0, "y": -1.0}, at_most=-30.0)
+        assert relaxation.solve(10).status == "infeasible"

@@ -96,7 +96,7 @@ def test_place_equals_all_placements(seed, chunks, objective):
     assert (peak_memory(problem, found.placement) <= problem.cap_bytes * (1 + 1e-9)).all()
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from([1, 2]))
 def test_what_holds_for_larger_problems(seed, chunks):
     problem = random_problem(seed, layers=(20, 40), stages=(3, 6), chunks=chunks)
