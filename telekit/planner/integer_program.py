@@ -313,7 +313,7 @@ def _text(program: Program, rows: int) -> str:
         groups.setdefault(re.sub(r"(_[csfbm]?\d+)+$", "", row.name), []).append(row)
     for group, members in groups.items():
         signs = {-1: "<=", 0: "=", 1: ">="}
-        lines += [f"  {r.name}: {_linear(r)} {signs[r.sense]} {-r.constant:.6g}" for r in members[:rows]]
+        lines += [f"  {r.name}: {_linear(r)} {signs[r.sense]} {0.0 - r.constant:.6g}" for r in members[:rows]]
         if len(members) > rows:
             lines.append(f"  … and {len(members) - rows} more rows {group}")
     variables = lp.variables()
