@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
@@ -15,7 +16,7 @@ from telekit.ui.live import LiveChart, Rows
 AS_FIRST_DRAWN = "as first drawn; run the cell to move it"
 
 
-class Panel:
+class Panel(ABC):
     """What every panel has: controls by name, live charts, a line of text, and what it says without a kernel.
 
     Everything a test needs works without a browser: ``set`` moves controls as a hand would; ``values``,
@@ -77,9 +78,9 @@ class Panel:
             for view in self.views:
                 view.stale = True
 
+    @abstractmethod
     def _follow(self) -> None:
         """Show what the controls now say; an error of it is said in the panel."""
-        raise NotImplementedError
 
     def __repr__(self) -> str:
         return f"<panel: {self.title or ', '.join(self.controls)}>"
