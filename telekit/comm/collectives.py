@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from telekit.cluster.config import ClusterConfig, LinkTier
+from telekit.errors import bad
 
 RING_PASSES = {"all-gather": 1.0, "reduce-scatter": 1.0, "broadcast": 1.0, "all-reduce": 2.0}
 COLLECTIVES = (*RING_PASSES, "all-to-all", "dedup-all-to-all", "send-recv")
@@ -54,7 +55,14 @@ def collective_time_s(
     -------
     float or column
         Seconds; 0 for one rank.
+
+    Raises
+    ------
+    InputError
+        For a collective with no such name.
     """
+    if op not in COLLECTIVES:
+        raise bad("op", op, "no such collective", f"known: {', '.join(COLLECTIVES)}")
     if op == "send-recv":
         return _send_recv_s(size_bytes, ranks, stride, cluster)
     if op in RING_PASSES:

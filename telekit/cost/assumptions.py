@@ -5,6 +5,7 @@ from __future__ import annotations
 from telekit.cost.memory import FRAMEWORK_BYTES
 from telekit.job import Job
 from telekit.layout.schedules import BOTH_ENDS
+from telekit.pipeline.simulate import SIMULATED
 from telekit.units import format_bytes
 
 LEFT_OUT = (
@@ -47,7 +48,7 @@ def assumptions(job: Job) -> tuple[str, ...]:
         )
     if layout.schedule == "seqsmartvpp":
         lines.append("seqsmartvpp is timed as 1f1b: what it gains is not published")
-    if layout.schedule not in ("gpipe", "1f1b", "interleaved-1f1b"):
+    if layout.schedule not in SIMULATED:
         lines.append(f"{layout.schedule}: time by its closed form, not by simulation")
     if layout.schedule == "zb-v":
         lines.append("zb-v: the closed form is exact for equal stages with F = B = W, else a lower bound")

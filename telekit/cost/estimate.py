@@ -14,10 +14,8 @@ from telekit.errors import Problem
 from telekit.job import Job
 from telekit.layout.stages import assign
 from telekit.model.flops import training_flops_per_token
-from telekit.pipeline.simulate import makespan
+from telekit.pipeline.simulate import SIMULATED, makespan
 
-SIMULATED = ("gpipe", "1f1b", "interleaved-1f1b")
-"""Schedules whose answer is simulated; the others use their closed form."""
 MOST_SIMULATED = 1_000_000
 """Passes of a longer step are not simulated: the closed form is as near by then."""
 

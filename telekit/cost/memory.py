@@ -102,26 +102,20 @@ def state_bytes(site: Site, assignment: Assignment) -> dict[str, Any]:
 
 def states_of(site: Site, held: Held) -> dict[str, Any]:
     """Bytes of the states of some parameters of one device, split as the ZeRO stage says."""
-    train, layout = site.train, site.layout
-    weight = 4.0 if train.precision == "fp32" else 2.0
-    master = 0.0 if train.precision == "fp32" else BYTES[train.master_dtype]
-    sizes = {
-        "parameters": (weight, 3),
-        "gradients": (float(BYTES[train.grad_dtype]), 2),
-        "optimizer": (master + 2.0 * BYTES[train.state_dtype], 1),
-    }
+    train = site.train
     return {
-        name: size
-        * (
-            held.dense / _split(layout.dense_replicas, layout.zero >= level)
-            + held.expert / _split(layout.edp, layout.zero >= level)
-        )
-        for name, (size, level) in sizes.items()
+        "parameters": train.parameter_bytes * owned(site, held, 3),
+        "gradients": BYTES[train.grad_dtype] * owned(site, held, 2),
+        "optimizer": train.optimizer_bytes * owned(site, held, 1),
     }
 
 
-def _split(replicas: Any, is_split: bool) -> Any:
-    return replicas if is_split else 1.0
+def owned(site: Site, held: Held, level: int) -> Any:
+    """Parameters whose states a device keeps, when those are split from ZeRO stage ``level`` on."""
+    layout = site.layout
+    if layout.zero < level:
+        return held.dense + held.expert
+    return held.dense / layout.dense_replicas + held.expert / layout.edp
 
 
 def activation_bytes(site: Site, costs: list[LayerCost], assignment: Assignment, micro_batches: Any) -> Any:
@@ -176,9 +170,10 @@ def gathered_bytes(site: Site) -> tuple[Any, Any]:
     most: Any = 0.0
     for held in layers:
         most = np.maximum(most, held.dense + held.expert)
-    weight = 4.0 if site.train.precision == "fp32" else 2.0
     zero = site.layout.zero
-    return 2.0 * weight * most * (zero == 3), BYTES[site.train.grad_dtype] * most * (zero >= 2)
+    return 2.0 * site.train.parameter_bytes * most * (zero == 3), BYTES[site.train.grad_dtype] * most * (
+        zero >= 2
+    )
 
 
 def memory_bytes(

@@ -13,7 +13,7 @@ import numpy as np
 
 from telekit.comm.collectives import collective_time_s
 from telekit.cost.layers import CATEGORIES, LayerCost, Pass, Site, end_costs, group, layer_cost
-from telekit.cost.memory import memory_bytes, stage_parameters
+from telekit.cost.memory import memory_bytes, owned, stage_parameters
 from telekit.layout.schedules import BOTH_ENDS
 from telekit.layout.stages import OPTIONS, Assignment, assign
 from telekit.operators.layer import Shapes
@@ -173,7 +173,7 @@ def data_parallel_s(
     train, layout = site.train, site.layout
     held = stage_parameters(site, assignment)
     grads = _shard_collective_s(site, held, float(BYTES[train.grad_dtype]), layout.zero)
-    params = _shard_collective_s(site, held, float(train.activation_bytes), None)
+    params = _shard_collective_s(site, held, float(train.parameter_bytes), None)
     hide_f = forward_s if layout.overlap_param_gather else 0.0
     hide_b = backward_s if layout.overlap_grad_reduce else 0.0
     if layout.zero == 3:  # parameters are gathered before each pass; the backward pass hides both kinds
@@ -196,13 +196,8 @@ def _shard_collective_s(site: Site, held: Any, size: float, zero: int | None) ->
 
 
 def optimizer_s(site: Site, assignment: Assignment) -> Any:
-    """Time of the update on the slowest stage: its states' traffic with the device's memory."""
-    train, layout, device = site.train, site.layout, site.cluster.device
-    held = stage_parameters(site, assignment)
-    split = layout.zero >= 1
-    mine = held.dense / (layout.dense_replicas if split else 1.0) + held.expert / (
-        layout.edp if split else 1.0
-    )
-    states = BYTES[train.master_dtype] + 2.0 * BYTES[train.state_dtype]
-    moved = BYTES[train.grad_dtype] + 2.0 * states + train.activation_bytes
+    """Time of the update on the slowest stage: gradients read, states read and written, parameters written."""
+    train, device = site.train, site.cluster.device
+    moved = BYTES[train.grad_dtype] + 2.0 * train.optimizer_bytes + train.parameter_bytes
+    mine = owned(site, stage_parameters(site, assignment), 1)
     return np.max(mine * moved, axis=-1) / (device.memory_bandwidth_bytes_per_s * device.memory_efficiency)

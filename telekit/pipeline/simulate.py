@@ -15,6 +15,9 @@ from telekit.pipeline.lattice import LATTICED, lattice, lattice_makespan
 from telekit.pipeline.schedules import FORWARD, KIND_NAMES, Order, order, raise_broken
 from telekit.timeline import CompiledOrder, chrome_trace, compile_order
 
+SIMULATED = ("gpipe", "1f1b", "interleaved-1f1b")
+"""Schedules of a layout whose own order is known; the others have a closed form only."""
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 

@@ -28,12 +28,10 @@ from telekit.job import Job
 from telekit.layout.config import ParallelConfig
 from telekit.layout.stages import OPTIONS, assign, with_counts
 from telekit.model.config import ModelConfig
+from telekit.pipeline.simulate import SIMULATED
 from telekit.planner.solver import PROVED_GAP
 from telekit.planner.stage_problem import EndLoad, LayerType, RecomputeOption, StageProblem
 from telekit.planner.stages import Proof, StagePlan, place
-
-PLACEABLE = ("gpipe", "1f1b", "interleaved-1f1b")
-"""Schedules whose placements can be simulated; under the others layers are spread evenly."""
 
 NOT_PLACED = Proof("unknown", None, None, "none", "makespan")
 
@@ -54,7 +52,8 @@ def place_layers(
 
     A stage that recomputes holds one layer's recomputed tensors for a moment, which is no sum over layers. So the
     layers are first placed without that workspace, which bounds every placement; if the result is over the
-    capacity, they are placed again with the largest workspace on every stage.
+    capacity, they are placed again with the largest workspace on every stage. Under a schedule that is not simulated
+    layers stay spread evenly.
 
     Parameters
     ----------
@@ -67,7 +66,7 @@ def place_layers(
     worth_s : float
         A placement that takes longer than this even without workspace is not tried again.
     """
-    if job.layout.schedule not in PLACEABLE or job.layout.stages != "auto":
+    if job.layout.schedule not in SIMULATED or job.layout.stages != "auto":
         return Placed(job.layout, NOT_PLACED, 0.0)
     began = time.monotonic()
     try:

@@ -17,9 +17,10 @@ from telekit.errors import InputError, Problem, bad
 from telekit.job import Job, layout_dict
 from telekit.launch import megatron, mindformers
 from telekit.layout.config import ParallelConfig
+from telekit.pipeline.simulate import SIMULATED
 from telekit.planner.candidates import Shape, options, tables, valid_rows
 from telekit.planner.explain import program_text
-from telekit.planner.placing import NOT_PLACED, PLACEABLE, Placed, place_layers
+from telekit.planner.placing import NOT_PLACED, Placed, place_layers
 from telekit.planner.solver import PROVED_GAP
 from telekit.planner.stages import Proof
 
@@ -218,7 +219,7 @@ def _cost_shape(job: Job, shape: Shape, choices: list[Any], found: _Costed) -> N
     states = sum(costs[0].memory[name] for name in ("parameters", "gradients", "optimizer"))
     possible = np.mean(states, axis=-1) <= capacity  # whatever is moved, the states stay
     bound = work.min(axis=0).mean(axis=-1)
-    placeable = shape.base.schedule in PLACEABLE and shape.base.stages == "auto"
+    placeable = shape.base.schedule in SIMULATED and shape.base.stages == "auto"
     even = np.where(fits, step, np.inf).min(axis=0)
     if placeable:
         expected = _mixed(work, peak, capacity).mean(axis=-1) + (step[0] - work[0].max(axis=-1))
@@ -301,7 +302,7 @@ class _Placing:
     def _place(self, index: int, candidate: _Candidate, time_limit_s: float) -> None:
         done = self.limit_s - self._left_s()
         self.tell(int(10 * done), int(10 * self.limit_s), f"placing layers, candidate {index + 1}")
-        if candidate.layout.schedule not in PLACEABLE or time_limit_s <= 0:
+        if candidate.layout.schedule not in SIMULATED or time_limit_s <= 0:
             return
         worth_s = self._worst_s() if len(self.plans) >= self.top else np.inf
         layout = self.job.with_layout(candidate.layout)

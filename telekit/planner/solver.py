@@ -128,9 +128,8 @@ def _warn_without_cbc() -> None:
 
 @dataclass(frozen=True)
 class _Scaled:
-    """The problem as given, and the same one minimised, without constant, every row's largest number 1."""
+    """The problem minimised, without constant, every row's largest number 1."""
 
-    original: Any
     problem: Any
     sign: float
     unit: float
@@ -150,7 +149,7 @@ def _scaled(problem: Any) -> _Scaled:
         largest = max((abs(c) for c in row.values()), default=0.0) or 1.0
         expression = pulp.LpAffineExpression({v: c / largest for v, c in row.items()})
         copy.addConstraint(pulp.LpConstraint(expression, row.sense, rhs=-row.constant / largest))
-    return _Scaled(problem, copy, sign, unit, constant)
+    return _Scaled(copy, sign, unit, constant)
 
 
 def _run(

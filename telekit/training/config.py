@@ -49,6 +49,17 @@ class TrainConfig(BaseModel):
         return 4 if self.precision == "fp32" else 2
 
     @property
+    def parameter_bytes(self) -> int:
+        """Bytes of one parameter as products read it (fp8 recipes keep 16 bits and cast)."""
+        return 4 if self.precision == "fp32" else 2
+
+    @property
+    def optimizer_bytes(self) -> int:
+        """Bytes that the optimizer keeps for one parameter: its moments, and a master copy unless all is fp32."""
+        master = 0 if self.precision == "fp32" else BYTES[self.master_dtype]
+        return master + 2 * BYTES[self.state_dtype]
+
+    @property
     def tokens(self) -> int:
         """Tokens of one optimizer step."""
         return self.seq_len * self.global_batch

@@ -5,6 +5,7 @@ import pytest
 
 from telekit.cluster.config import ClusterConfig, load_cluster
 from telekit.comm.collectives import collective_time_s
+from telekit.errors import InputError
 
 GB = 1e9
 
@@ -94,3 +95,8 @@ def test_groups_that_straddle_nodes_are_not_priced_inside_one():
 def test_a_pipeline_over_two_nodes_pays_for_the_hop_between_them():
     assert collective_time_s("send-recv", 1e9, 8, 1, two_tiers()) == pytest.approx(1e9 / (300 * GB))
     assert collective_time_s("send-recv", 1e9, 16, 1, two_tiers()) == pytest.approx(1e9 / (50 * GB))
+
+
+def test_an_unknown_collective_is_refused():
+    with pytest.raises(InputError, match="all-gather"):
+        collective_time_s("all-together", 1e9, 8, 1, two_tiers())

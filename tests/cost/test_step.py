@@ -95,3 +95,34 @@ def test_a_job_built_by_hand_is_complete():
 def test_a_huge_batch_is_still_answered():
     found = estimate(job(layout={"pp": 8, "vpp": 2, "tp": 8}, global_batch=8 * 10**6))
     assert found.valid and found.step_time_s > 0
+
+
+def test_data_parallel_traffic_and_update_by_hand():
+    """ZeRO 1, nothing hidden: gradients scattered in fp32, parameters gathered in 16 bits, an eighth updated."""
+    cluster = {"device": "h100", "devices": 8}
+    layout = {"overlap_grad_reduce": False, "overlap_param_gather": False}
+    base = job(cluster=cluster, layout=layout, global_batch=8)
+    n, device, link = 8_030_261_248, base.cluster.device, base.cluster.tiers[0]
+    wire = n * (4 + 2) * 7 / 8 / (link.bandwidth_bytes_per_s * link.efficiency) + 2 * 7 * link.latency_s
+    update = n / 8 * (4 + 2 * (4 + 8) + 2) / (device.memory_bandwidth_bytes_per_s * device.memory_efficiency)
+    parts = estimate(base).breakdown_s
+    assert parts["dp_comm"] == pytest.approx(wire, rel=1e-9)
+    assert parts["optimizer"] == pytest.approx(update, rel=1e-9)
+
+
+def test_compute_of_one_device_by_hand():
+    """Large products and attention are bound by arithmetic, the rest by memory: the sum of both, written out."""
+    base = job(cluster={"device": "h100", "devices": 1}, global_batch=1)
+    device, t, h, f, v, layers = base.cluster.device, 4096, 4096, 14336, 128256, 32
+    products = 3 * 2 * t * (layers * (h * (h + 2048) + h * h + 3 * h * f) + h * v)
+    attention = 3.5 * 2 * t * (t + 1) / 2 * 2 * h * layers
+    norms = 9 * 2 * t * h * (2 * layers + 1)
+    rotary = 4 * 2 * t * (h + 1024) * layers
+    swiglu = (3 + 5) * 2 * t * f * layers
+    loss = (2 + 8 + 2 + 4) * t * v
+    embedding = 5 * 2 * t * h
+    peak = device.peak("bf16")
+    want = products / (peak * device.gemm_efficiency) + attention / (peak * device.attention_efficiency)
+    moved = norms + rotary + swiglu + loss + embedding
+    want += moved / (device.memory_bandwidth_bytes_per_s * device.memory_efficiency)
+    assert estimate(base).breakdown_s["compute"] == pytest.approx(want, rel=1e-9)

@@ -7,9 +7,7 @@ from telekit.errors import InputError
 from telekit.layout.config import SCHEDULES
 from telekit.layout.schedules import default_chunks
 from telekit.pipeline.closed_form import in_flight, peak_held, pipeline_time_s
-from telekit.pipeline.simulate import makespan, simulate
-
-SIMULATED = ("gpipe", "1f1b", "interleaved-1f1b")
+from telekit.pipeline.simulate import SIMULATED, makespan, simulate
 
 
 def equal(schedule, p, m, f=1.0, b=2.0, w=1.0, comm=0.0, both=None):
