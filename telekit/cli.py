@@ -153,13 +153,23 @@ def count(
     attention: Annotated[
         str, typer.Option(help="causal (half) or full (square) attention FLOPs.")
     ] = "causal",
+    documents: Annotated[
+        str, typer.Option(help="Lengths of packed documents, 2048,1024,1024: attention stays inside each.")
+    ] = "",
     as_json: JsonFlag = False,
 ) -> None:
     """Count a model's parameters and FLOPs."""
     from telekit.model.count import count as count_model
+    from telekit.model.huggingface import read_model
+    from telekit.model.utilization import CONVENTIONS, flops_per_token
     from telekit.units import format_flops
 
-    found = count_model(model, seq_len, attention)  # type: ignore[arg-type]  # checked inside, with a message
+    lengths = _whole_numbers("documents", documents)
+    loaded = read_model(model)
+    found = count_model(loaded, seq_len, attention, lengths)  # type: ignore[arg-type]  # checked inside
+    by_convention = {
+        name: flops_per_token(loaded.model, seq_len, name, documents=lengths) for name in CONVENTIONS
+    }
 
     def text() -> None:
         rows = [
@@ -173,10 +183,13 @@ def count(
             ("training FLOPs per token", format_flops(found.training_flops_per_token)),
             ("forward FLOPs per token", format_flops(found.forward_flops_per_token)),
         ]
+        others = {name: flops for name, flops in by_convention.items() if name != "telekit"}
+        rows += [(f"  training, as {name} counts", format_flops(flops)) for name, flops in others.items()]
         _table((found.name, f"seq_len {seq_len}, {attention}"), rows)
-        print(found.convention)
+        for line in (*found.notes, found.convention):
+            print(line)
 
-    _show(as_json, found.to_dict(), text)
+    _show(as_json, found.to_dict() | {"training_flops_by_convention": by_convention}, text)
 
 
 @app.command()
@@ -203,6 +216,15 @@ def estimate(
     _show(as_json, found.to_dict(), lambda: _print_estimate(found))
     if not found.fits:
         raise typer.Exit(1)
+
+
+def _whole_numbers(field: str, text: str) -> tuple[int, ...]:
+    from telekit.errors import bad
+
+    try:
+        return tuple(int(part) for part in text.split(",")) if text else ()
+    except ValueError:
+        raise bad(field, text, "must be whole numbers between commas", "for example 2048,1024,1024") from None
 
 
 def _print_estimate(found: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -86,11 +87,16 @@ def read_text(path: str | Path) -> str:
         raise bad("file", str(path), f"cannot be read: {reason}", source=str(path)) from None
 
 
-def parse(text: str, source: str, *, is_json: bool = False) -> Any:
-    """Parse text as JSON or YAML; ``source`` names it in errors."""
+def parse(text: str, source: str, *, is_json: bool = False, infinite: bool = False) -> Any:
+    """Parse text as JSON or YAML; ``source`` names it in errors.
+
+    ``infinite`` True lets ``Infinity`` and ``NaN`` stand inside lists, as released config files have them; a field
+    of its own may still not be one.
+    """
     try:
         if is_json:
-            return json.loads(text, parse_constant=_no_constant, object_pairs_hook=_unique)
+            constant = None if infinite else _no_constant
+            return json.loads(text, parse_constant=constant, object_pairs_hook=_unique)
         return yaml.load(text, Loader=_PlainLoader)
     except json.JSONDecodeError as error:
         raise bad("JSON", f"line {error.lineno}, column {error.colno}", error.msg, source=source) from None
@@ -117,5 +123,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     for key, value in pairs:
         if key in found:
             raise bad("JSON", key, "this key stands twice in one object")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise bad(key, json.dumps(value), "is not a JSON number")
         found[key] = value
     return found

@@ -14,8 +14,13 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from telekit.ui.lab import PROMPT
+
+# how long an example takes says more about the machine than about the code
+settings.register_profile("telekit", deadline=None)
+settings.load_profile("telekit")
 
 ROOT = Path(__file__).parents[1]
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")

@@ -1,11 +1,17 @@
-"""Raw records of ``data/`` by name."""
+"""Raw records of ``data/`` by name, and what the catalog promises of each of them."""
 
 import json
+import re
 
 import pytest
 
 from telekit import catalog
+from telekit.cluster.config import cluster_names, device_names
 from telekit.errors import InputError
+from telekit.model.count import count
+from telekit.model.huggingface import read_model
+
+MODELS = catalog.names("models")
 
 
 def test_names_are_the_files():
@@ -62,3 +68,139 @@ def test_an_installed_package_brings_its_own_data(tmp_path, monkeypatch):
             getattr(catalog, {"data": "root", "notebooks": "notebooks"}[name]).__wrapped__()
             == tmp_path / name
         )
+
+
+# --- what the catalog holds ---------------------------------------------------------------------------------
+
+
+def test_the_catalog_is_wide_enough():
+    assert len(MODELS) >= 45
+    assert len(cluster_names()) >= 14
+    assert "tpu-v5p" in device_names()
+
+
+# Tables of published sizes: what was published, and what an independent count of the published fields gives
+# (billions; without MTP modules, vision towers and the routers' biases).
+ROWS = {
+    "deepseek-v3": (671, 671.0264),
+    "deepseek-v2-lite": (15.7, 15.7065),
+    "qwen3-235b-a22b": (235, 235.0936),
+    "qwen3-8b": (8.2, 8.1907),
+    "mixtral-8x7b": (46.7, 46.7028),
+    "llama-3.1-8b": (8.03, 8.0303),
+    "llama-3.1-70b": (70.6, 70.5537),
+    "llama-3.1-405b": (405.85, 405.8534),
+    "llama-2-13b": (13.02, 13.0159),
+    "llama-2-70b": (68.98, 68.9766),
+    "megatron-gpt-1.7b": (1.7, 1.6522),
+    "megatron-gpt-7.5b": (7.5, 7.4678),
+    "megatron-gpt-39.1b": (39.1, 39.096),
+    "megatron-gpt-76.1b": (76.1, 76.0507),
+    "megatron-gpt-310.1b": (310.1, 310.1305),
+    "megatron-gpt-1008b": (1008, 1008.0388),
+    "gpt3-175b": (174.6, 174.6158),
+    "gpt-oss-120b": (116.83, 116.8292),
+    "minimax-m2": (230, 228.6897),
+    "telechat3-36b": (36, 36.2396),
+    "telechat3-105b-a4.7b": (105, 102.2563),
+    "telechat2-3b": (3, 3.0704),
+    "telechat2-7b": (7, 7.6171),
+    "telechat2-35b": (35, 35.4343),
+    "telechat2-39b-a12b": (39, 39.328),
+    "pangu-ultra-moe": (718, 719.0938),
+    "dbrx": (132, 131.5965),
+    "phi-3.5-moe": (41.9, 41.8731),
+    "ling-flash-2.0": (103, 102.8897),
+    "hunyuan-large": (389, 388.9603),
+    "skywork-moe": (146, 146.3562),
+    "llama-4-maverick": (400, 400.7118),
+    "llama-4-scout": (109, 107.7699),
+    "megascale-moe-352b": (352, 341.2905),
+    "llama-7b": (6.74, 6.7384),
+    "llama-13b": (13.02, 13.0159),
+    "llama-33b": (32.53, 32.5289),
+    "llama-65b": (65.29, 65.2857),
+    "opt-175b": (175, 174.6044),
+}
+# Further off than 0.5 %: a name or a publication that rounds, or counts something else. Each record says which.
+ROUNDED = {
+    "megatron-gpt-1.7b", "minimax-m2", "telechat3-36b", "telechat3-105b-a4.7b", "telechat2-3b", "telechat2-7b",
+    "telechat2-35b", "telechat2-39b-a12b", "llama-4-scout", "megascale-moe-352b",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_published_sizes(name):
+    published, counted = ROWS[name]
+    total = count(name).total / 1e9
+    assert total == pytest.approx(counted, rel=1e-3)
+    assert (abs(total / published - 1) > 0.005) == (name in ROUNDED)
+    assert catalog.record("models", name)["published"]["total_b"] == published
+
+
+FIELDS = {"name", "source", "verified", "notes", "published", "config"}
+PUBLISHED = {
+    "total_b",
+    "active_b",
+    "active_convention",
+    "total_includes_mtp",
+    "mtp_b",
+    "note",
+    "source",
+    "verified",
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_says_where_it_comes_from(name):
+    record = catalog.record("models", name)
+    assert {"name", "source", "verified", "published", "config"} <= set(record) <= FIELDS
+    published = record["published"]
+    assert {"total_b", "active_b", "active_convention", "source", "verified"} <= set(published) <= PUBLISHED
+    for part in (record, published):
+        assert part["source"] and type(part["verified"]) is bool
+        assert not (part["verified"] and part["source"].endswith("from memory"))
+    assert record["config"]["model_type"] and record["config"]["architectures"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_field_of_a_model_is_read(name):
+    assert read_model(name).ignored == ()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_is_as_large_as_was_published(name):
+    published, counted = catalog.record("models", name)["published"], count(name)
+    total = counted.total + (counted.mtp if published.get("total_includes_mtp") else 0)
+    note = published.get("note", "")
+    assert abs(total / 1e9 / published["total_b"] - 1) < 0.005 or note
+    assert not note or _says(note, counted.total / 1e9), "a note says what the fields give"
+    ends = counted.by_component["embedding"] + counted.by_component["head"]
+    active = {
+        "with input embedding and head": counted.active,
+        "without the input embedding": counted.active_without_input_embedding,
+        "without embedding and head": counted.active - ends,
+        "dense: every parameter": counted.total,
+        None: None,
+    }[published["active_convention"]]
+    if active is None:
+        assert published["active_b"] is None
+    else:
+        assert abs(active / 1e9 / published["active_b"] - 1) < 0.03 or _says(note, active / 1e9)
+
+
+def _says(text, billions):
+    """Whether the text has this number, as exact as it is printed there: 1,026B, 0.596B."""
+    numbers = [number.replace(",", "") for number in re.findall(r"([\d,]*\d(?:\.\d+)?)B", text)]
+    return any(f"{billions:.{len(n.partition('.')[2])}f}" == n for n in numbers)
+
+
+@pytest.mark.parametrize("name", catalog.names("clusters"))
+def test_a_cluster_says_where_it_comes_from(name):
+    record = catalog.record("clusters", name)
+    assert record["source"]
+    assert (name in device_names()) == ("devices" not in record)
+    if name in cluster_names():
+        assert record["verified"] is True, "its size was read"
+        assert name.endswith(f"-{record['devices']}")
+        assert record["device"] in device_names()

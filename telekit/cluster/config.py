@@ -20,7 +20,7 @@ from pydantic import Field, ValidationError, model_validator
 from telekit import catalog
 from telekit.documents import read_document
 from telekit.errors import InputError, Problem, bad, from_pydantic
-from telekit.model.config import Frozen
+from telekit.model.attention import Frozen
 
 MAX_DEVICES = 2**20
 

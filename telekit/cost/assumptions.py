@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from telekit.cost.memory import FRAMEWORK_BYTES
+from typing import Any
+
+import numpy as np
+
+from telekit.cost.layers import Site
+from telekit.cost.memory import FRAMEWORK_BYTES, stage_parameters
 from telekit.job import Job
-from telekit.layout.schedules import BOTH_ENDS
+from telekit.layout.notes import notes
+from telekit.layout.schedules import BOTH_ENDS, model_copies
+from telekit.layout.stages import assign
+from telekit.model.attention_flops import indexer_flops, mixer_flops
+from telekit.model.config import ModelConfig
+from telekit.model.count import count
+from telekit.operators.recurrent import RECURRENT
 from telekit.pipeline.simulate import SIMULATED
 from telekit.units import format_bytes
 
@@ -12,6 +23,64 @@ LEFT_OUT = (
     "not modelled: host launch overhead, jitter between ranks, network contention, efficiency that depends on the "
     "shape of a product, memory fragmentation beyond the framework term"
 )
+
+
+def _held_twice(job: Job) -> list[str]:
+    """Say how many parameters the stages hold together, where that is more than the model has."""
+    whole = job.layout.model_copy(update={"tp": 1, "cp": 1, "dp": 1, "ep": 1, "etp": 1})
+    held = stage_parameters(Site(job.model, job.cluster, job.train, whole), assign(job.model, whole))
+    over_stages, found = int(np.sum(held.dense + held.expert)), count(job.model)
+    logical = found.total + (found.mtp if job.train.mtp else 0)
+    if over_stages <= logical:
+        return []
+    twice = model_copies(whole.schedule) > 1
+    why = "a device holds two stages" if twice else "the last holds an input embedding too"
+    return [f"parameters: {logical:,} in the model, {over_stages:,} in the memory of all stages ({why})"]
+
+
+def _of_layers(model: ModelConfig, seq_len: int) -> list[str]:
+    """Say what layers beyond plain attention and feed-forward blocks rest on."""
+    specs: list[Any] = [kind.attention for kind in model.kinds]
+    lines = []
+    if any(spec.kind in RECURRENT for spec in specs):
+        lines.append(
+            "linear attention and state-space layers: the recurrence at the speed of attention, or its memory traffic, "
+            "whichever is longer; kernels, which work in chunks, compute up to 2.5 times that; they keep no states, so "
+            "that the backward pass costs 3 forwards"
+        )
+    if any(getattr(spec, "indexer", None) for spec in specs):
+        lines.append(
+            "an indexer is whole on each tensor rank; its scores cost 3 forwards in the backward pass, and its own "
+            "loss nothing more; chosen keys are read as fast as neighbouring ones"
+        )
+    absorbed = _absorbed(specs, seq_len)
+    if absorbed > 1:
+        lines.append(
+            "sparse latent attention is counted with keys and values rebuilt; kernels on the latent vectors compute "
+            f"{absorbed:.1f} times that"
+        )
+    if any(spec.kind == "gqa" and not spec.own_keys for spec in specs):
+        lines.append("layers that use an earlier layer's keys and values stand on its stage")
+    if model.residual_streams > 1:
+        lines.append(
+            f"{model.residual_streams} residual streams are read and written whole by each half block, kept for its "
+            "backward pass, and handed to the next stage"
+        )
+    if model.per_layer_inputs:
+        lines.append(
+            "per-layer embeddings are made on the first stage, and all of them travel to every later one"
+        )
+    return lines
+
+
+def _absorbed(specs: list[Any], seq_len: int) -> float:
+    """How much more attention over latent vectors computes than over rebuilt keys, where it is sparse."""
+    for spec in specs:
+        if spec.kind == "mla" and spec.indexer:
+            scores = indexer_flops(spec, seq_len)
+            latent = mixer_flops(spec, seq_len, mla="absorbed") - scores
+            return latent / (mixer_flops(spec, seq_len) - scores)
+    return 0.0
 
 
 def assumptions(job: Job) -> tuple[str, ...]:
@@ -24,6 +93,7 @@ def assumptions(job: Job) -> tuple[str, ...]:
         "attention is a flash kernel: scores are not stored, its backward costs 2.5 forwards",
         f"framework and collective buffers take {format_bytes(FRAMEWORK_BYTES)} on every device",
         LEFT_OUT,
+        *_of_layers(job.model, train.seq_len),
     ]
     if job.model.moe is not None:
         lines.append(
@@ -54,4 +124,4 @@ def assumptions(job: Job) -> tuple[str, ...]:
         lines.append("zb-v: the closed form is exact for equal stages with F = B = W, else a lower bound")
     if layout.zero == 3:
         lines.append("ZeRO 3 gathers two layers' parameters at a time, and holds one layer's whole gradient")
-    return (*lines, *job.cluster.assumptions)
+    return (*lines, *_held_twice(job), *notes(job.case), *job.cluster.assumptions)

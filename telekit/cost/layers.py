@@ -17,6 +17,7 @@ from telekit.operators.layer import (
     Operator,
     Shapes,
     embedding_operators,
+    entry_bytes,
     head_operators,
     layer_operators,
     mtp_operators,
@@ -143,9 +144,9 @@ def layer_cost(kind: LayerKind, site: Site) -> LayerCost:
     modules = frozenset(site.layout.recompute_modules)
     again, _ = _passes(operators, transfers, site, fan_out, only=modules)
     again = _overlap_experts(again, site)
-    shapes = Shapes.of(site.model, site.train, site.layout)
-    entry = shapes.bytes * shapes.shard_tokens * shapes.hidden
-    everything = sum(op.saved_bytes + op.held_bytes for op in operators)
+    nothing = 0.0 * Shapes.of(site.model, site.train, site.layout).tokens  # in the shape of the layout
+    everything = sum((op.saved_bytes + op.held_bytes for op in operators), nothing)
+    entry = np.minimum(entry_bytes(site.model, kind, site.train, site.layout), everything)
     freed = sum(op.saved_bytes for op in operators if not modules.isdisjoint(op.modules))
     return LayerCost(
         forward,
@@ -174,7 +175,7 @@ def end_costs(site: Site) -> tuple[LayerCost, LayerCost]:
     )
     head = _plain(head_operators(model, train, layout), head_transfers(model, train, layout), site)
     if train.mtp and model.mtp_layers:
-        last = model.layers[-1]
+        last = model.mtp_block
         transfers = (*layer_transfers(model, last, train, layout), *head_transfers(model, train, layout))
         module = _plain(mtp_operators(model, train, layout), transfers, site, last)
         for _ in range(model.mtp_layers):

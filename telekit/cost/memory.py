@@ -23,9 +23,9 @@ from telekit.model.parameters import (
     head_parameters,
     layer_parameters,
     mtp_layer,
-    norm_parameters,
 )
-from telekit.operators.layer import Shapes, routed_tokens
+from telekit.model.tensors import trunk_tensors
+from telekit.operators.layer import Shapes, expert_width, routed_tokens
 from telekit.pipeline.closed_form import peak_held
 from telekit.training.config import BYTES, TrainConfig
 from telekit.units import GIB
@@ -56,24 +56,32 @@ def layer_held(model: ModelConfig, kind: int, layout: Any) -> Held:
 
 def _held(p: LayerParameters, layout: Any) -> Held:
     sharded = float(p.attention_sharded + p.mlp + p.shared_experts)
-    whole = float(p.attention_replicated + p.router + p.norms)
+    whole = float(p.attention_replicated + p.latent + p.router + p.norms + p.residual)
     return Held(sharded / layout.tp + whole, float(p.experts) / (layout.ep * layout.etp))
 
 
 def end_held(model: ModelConfig, train: TrainConfig, layout: Any) -> tuple[Held, Held]:
-    """Parameters of the two ends: input embedding; output head, final norm and MTP modules.
+    """Parameters of the two ends: input embedding and its norm; output head, final norm and MTP modules.
 
-    Where the ends are on different devices, the last one keeps a copy of the embedding when the head is tied to it or
-    MTP modules look tokens up.
+    Where the ends are on different devices, the last one keeps a copy of the vocabulary's embedding when the head is
+    tied to it or MTP modules look tokens up.
     """
-    first = Held(float(embedding_parameters(model)) / layout.tp, 0.0)
+    after_embedding, before_head = _trunk(model)
+    first = Held(float(embedding_parameters(model)) / layout.tp + after_embedding, 0.0)
     mtp = model.mtp_layers if train.mtp else 0
     apart = layout.pp > 1 and layout.schedule not in V_SHAPED and model_copies(layout.schedule) == 1
-    again = embedding_parameters(model) if apart and (model.tied_embeddings or mtp) else 0
-    last = Held(float(head_parameters(model) + again) / layout.tp + norm_parameters(model), 0.0)
+    again = model.hidden_size * model.vocab_size if apart and (model.tied_embeddings or mtp) else 0
+    last = Held(float(head_parameters(model) + again) / layout.tp + before_head, 0.0)
     if mtp:
         last = last + _held(mtp_layer(model), layout).times(float(mtp))
     return first, last
+
+
+def _trunk(model: ModelConfig) -> tuple[int, int]:
+    """Parameters outside blocks, whole on each rank: what stands with the embedding, and what with the head."""
+    tensors = [t for t in trunk_tensors(model) if t.size]
+    with_embedding = sum(t.copies * t.size for t in tensors if t.name.startswith(("embedding", "per_layer")))
+    return with_embedding, sum(t.copies * t.size for t in tensors) - with_embedding
 
 
 def stage_parameters(site: Site, assignment: Assignment) -> Held:
@@ -157,8 +165,8 @@ def dispatch_bytes(site: Site) -> Any:
     """Buffers of the expert exchange on every device: what is sent and what arrives, of one layer."""
     if site.model.moe is None:
         return 0.0
-    x = Shapes.of(site.model, site.train, site.layout)
-    return 2.0 * x.bytes * routed_tokens(x, site.model.moe, site.layout) * x.hidden
+    x, moe = Shapes.of(site.model, site.train, site.layout), site.model.moe
+    return 2.0 * x.bytes * routed_tokens(x, moe, site.layout) * expert_width(x.hidden, moe)
 
 
 def gathered_bytes(site: Site) -> tuple[Any, Any]:

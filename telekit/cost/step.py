@@ -16,7 +16,7 @@ from telekit.cost.layers import CATEGORIES, LayerCost, Pass, Site, end_costs, gr
 from telekit.cost.memory import memory_bytes, owned, stage_parameters
 from telekit.layout.schedules import BOTH_ENDS
 from telekit.layout.stages import OPTIONS, Assignment, assign
-from telekit.operators.layer import Shapes
+from telekit.operators.shapes import Shapes, boundary_width
 from telekit.pipeline.closed_form import pipeline_time_s
 from telekit.training.config import BYTES
 
@@ -158,7 +158,8 @@ def neighbour_s(site: Site) -> Any:
     """Time to hand one micro-batch's activations to the next stage."""
     x = Shapes.of(site.model, site.train, site.layout)
     stages, stride = group(site, "pp")
-    time = collective_time_s("send-recv", x.bytes * x.shard_tokens * x.hidden, stages, stride, site.cluster)
+    size_bytes = x.bytes * x.shard_tokens * boundary_width(site.model)
+    time = collective_time_s("send-recv", size_bytes, stages, stride, site.cluster)
     return time if stages > 1 else 0.0 * time
 
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from telekit.job import Job
+from telekit.launch.mindformers_model import attention_section, leading_dense, linear_biases, model_notes
 from telekit.launch.parts import Part, header, modules, mtp_modules, parts
 from telekit.layout.config import Module
-from telekit.model.config import ModelConfig
 
 Held = tuple[Part, ...]
 Section = dict[str, Any]
@@ -70,7 +70,7 @@ def config(job: Job) -> str:
         "recompute_config": _recompute(job, held),
         "model": {"model_config": _model(job, held)},
     }
-    notes = (*_notes(job), *_recompute_notes(job, held), *_model_notes(job.model), LEFT_TO_YOU)
+    notes = (*_notes(job), *_recompute_notes(job, held), *model_notes(job.model), LEFT_TO_YOU)
     return header(job, notes) + _yaml(sections)
 
 
@@ -96,7 +96,8 @@ def _runner(job: Job) -> Section:
 
 def _degrees(job: Job) -> Section:
     layout = job.layout
-    cp = {"context_parallel": layout.cp, "context_parallel_algo": "colossalai_cp"} if layout.cp > 1 else {}
+    algorithm = "ulysses_cp" if layout.cp_comm_type == "a2a" else "colossalai_cp"
+    cp = {"context_parallel": layout.cp, "context_parallel_algo": algorithm} if layout.cp > 1 else {}
     return {
         "data_parallel": layout.dp,
         "model_parallel": layout.tp,
@@ -114,7 +115,7 @@ def _parallel(job: Job) -> Section:
     section: Section = {
         "parallel_mode": 1,
         "gradients_mean": False,
-        "enable_alltoall": job.model.moe is not None,
+        "enable_alltoall": job.model.moe is not None or (layout.cp > 1 and layout.cp_comm_type == "a2a"),
         "full_batch": False,
         "dataset_strategy": [[layout.dp, 1] for _ in range(4)],
         "enable_parallel_optimizer": layout.zero > 0,
@@ -201,6 +202,8 @@ def _notes(job: Job) -> Iterator[str]:
         )
     if layout.overlap_grad_reduce or layout.overlap_param_gather:
         yield "overlap of data-parallel traffic is left to the graph compiler and its parallel_speed_up file"
+    if layout.tp_comm_overlap:
+        yield "tp_comm_overlap is Megatron-Core's: it is left to the graph compiler and its parallel_speed_up file"
     if train.precision == "fp8":
         yield "fp8 is not in these files: products run in bfloat16"
     if "bf16" in (train.grad_dtype, train.state_dtype):
@@ -251,7 +254,7 @@ def _dispatcher(job: Job) -> str:
 def _model(job: Job, held: Held) -> Section:
     model, train = job.model, job.train
     dense = [k.mlp.ffn_hidden_size for k in model.kinds if k.mlp.kind == "dense"]
-    gated = any(kind.mlp.gated for kind in model.kinds)
+    gated = any(kind.mlp.gated for kind in model.kinds if kind.mlp.kind != "none")
     widest = max(dense) if dense else model.moe.expert_ffn_hidden_size if model.moe else 0
     return {
         "vocab_size": model.vocab_size,
@@ -264,12 +267,12 @@ def _model(job: Job, held: Held) -> Section:
         "normalization": "LayerNorm" if model.norm_bias else "RMSNorm",
         "hidden_act": "swiglu" if gated else "gelu",
         "gated_linear_unit": gated,
-        "add_bias_linear": _linear_biases(model) == {True},
+        "add_bias_linear": linear_biases(model) == {True},
         "tie_word_embeddings": model.tied_embeddings,
         "use_flash_attention": True,
         "attention_dropout": 0.0,
         "hidden_dropout": 0.0,
-        **_attention(model),
+        **attention_section(model),
         **_experts(job),
         **({"num_nextn_predict_layers": mtp_modules(job)} if mtp_modules(job) else {}),
         "offset": _offset(job, held),
@@ -279,31 +282,6 @@ def _model(job: Job, held: Held) -> Section:
     }
 
 
-def _attention(model: ModelConfig) -> Section:
-    attention = model.layers[-1].attention
-    if attention.kind == "mla":
-        return {
-            "num_attention_heads": attention.heads,
-            "multi_latent_attention": True,
-            "mla_qkv_concat": False,
-            "q_lora_rank": attention.q_lora_rank,
-            "kv_lora_rank": attention.kv_lora_rank,
-            "qk_nope_head_dim": attention.qk_nope_head_dim,
-            "qk_rope_head_dim": attention.qk_rope_head_dim,
-            "v_head_dim": attention.v_head_dim,
-            "qk_layernorm": True,
-        }
-    section: Section = {
-        "num_attention_heads": attention.heads,
-        "num_key_value_heads": attention.kv_heads,
-        "attention_bias": attention.qkv_bias,
-        "qk_layernorm": attention.qk_norm != "none",
-    }
-    if attention.head_dim * attention.heads != model.hidden_size:
-        section["head_dim"] = attention.head_dim
-    return section
-
-
 def _experts(job: Job) -> Section:
     moe = job.model.moe
     if moe is None:
@@ -311,7 +289,7 @@ def _experts(job: Job) -> Section:
     shared = moe.shared_ffn_hidden_size
     section: Section = {
         "moe_intermediate_size": moe.expert_ffn_hidden_size,
-        "first_k_dense_replace": _leading_dense(job.model),
+        "first_k_dense_replace": leading_dense(job.model),
         "n_routed_experts": moe.num_experts,
         "num_experts_per_tok": moe.top_k,
         "n_shared_experts": -(-shared // moe.expert_ffn_hidden_size),
@@ -325,42 +303,3 @@ def _experts(job: Job) -> Section:
         "moe_token_dispatcher_type": _dispatcher(job),
         "npu_nums_per_device": job.cluster.devices_per_node,
     }
-
-
-def _leading_dense(model: ModelConfig) -> int:
-    kinds = [layer.mlp.kind for layer in model.layers]
-    return kinds.index("moe")
-
-
-def _linear_biases(model: ModelConfig) -> set[bool]:
-    found: set[bool] = set()
-    for kind in model.kinds:
-        mlp = kind.mlp
-        found.add(getattr(kind.attention, "output_bias", False))
-        found |= {mlp.bias, mlp.bias or mlp.down_bias} if mlp.kind == "dense" else {mlp.expert_bias}
-    return found
-
-
-def _model_notes(model: ModelConfig) -> Iterator[str]:
-    alike = {str(kind.attention.model_dump(exclude={"window"})) for kind in model.kinds}
-    dense = {kind.mlp.ffn_hidden_size for kind in model.kinds if kind.mlp.kind == "dense"}
-    mlps = [layer.mlp.kind for layer in model.layers]
-    mixed = "moe" in mlps and "dense" in mlps[mlps.index("moe") :]
-    facts = (
-        (len(alike) > 1, "attention differs between layers; the file takes one: that of the last layer"),
-        (
-            any(k.attention.window for k in model.kinds),
-            "attention windows are not in the file: queries see all",
-        ),
-        (
-            any(getattr(k.attention, "sinks", False) for k in model.kinds),
-            "attention sinks are not in the file",
-        ),
-        (len(dense) > 1, "feed-forward widths differ between layers; the file takes the widest"),
-        (len({k.mlp.gated for k in model.kinds}) > 1, "some feed-forward blocks are not gated; here all are"),
-        (mixed, "dense layers after the first expert layer become expert layers"),
-        (len(_linear_biases(model)) > 1, "biases of only some linear maps are not in the file: left out"),
-        (True in _linear_biases(model) and "moe" in mlps, "grouped experts refuse add_bias_linear"),
-        (any(k.norms != 2 for k in model.kinds), "layers with other than two norms are not in the file"),
-    )
-    yield from (text for holds, text in facts if holds)

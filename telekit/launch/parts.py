@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from telekit.errors import InputError
 from telekit.job import Job
 from telekit.layout.config import Module
 from telekit.layout.stages import cells
+from telekit.model.config import ModelConfig
+
+SOFTMAX = ("gqa", "mla", "compressed")
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,7 @@ def modules(job: Job) -> tuple[Module, ...]:
     mlp = {kind.mlp.kind for kind in job.model.kinds}
     shared = job.model.moe.shared_ffn_hidden_size if job.model.moe else 0
     has: dict[Module, bool] = {
-        "core_attn": True,
+        "core_attn": not attention.isdisjoint(SOFTMAX),
         "layernorm": True,
         "mla_up_proj": "mla" in attention,
         "mlp": "dense" in mlp,
@@ -70,6 +74,19 @@ def modules(job: Job) -> tuple[Module, ...]:
         "shared_experts": shared > 0,
     }
     return tuple(name for name in job.layout.recompute_modules if has[name])
+
+
+def attention_of(model: ModelConfig) -> Any:
+    """Attention that stands for all layers' in a launch file: the last softmax attention, else the last mixer."""
+    found = [layer.attention for layer in model.layers if layer.attention.kind in SOFTMAX]
+    found = found or [layer.attention for layer in model.layers if layer.attention.heads]
+    return (found or [model.layers[-1].attention])[-1]
+
+
+def unlike_attention(model: ModelConfig) -> bool:
+    """Whether softmax attention differs between layers, windows apart."""
+    softmax = [kind.attention for kind in model.kinds if kind.attention.kind in SOFTMAX]
+    return len({str(spec.model_dump(exclude={"window"})) for spec in softmax}) > 1
 
 
 def header(job: Job, notes: Iterable[str]) -> str:

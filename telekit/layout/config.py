@@ -17,6 +17,7 @@ SCHEDULES: tuple[str, ...] = get_args(Schedule)
 Module = Literal["core_attn", "layernorm", "moe_act", "mla_up_proj", "mlp", "moe", "shared_experts"]
 Option = Literal["none", "selective", "full"]
 Dispatcher = Literal["alltoall", "allgather", "deepep"]
+ContextExchange = Literal["p2p", "a2a"]
 
 SELECTIVE: tuple[Module, ...] = ("core_attn", "layernorm", "moe_act", "mla_up_proj")
 """What ``recompute: selective`` recomputes here. Megatron-Core's own default is core_attn alone, which saves
@@ -106,6 +107,11 @@ class ParallelConfig(BaseModel, Quantities):
         Pipeline schedule.
     dispatcher : str
         How tokens reach experts: alltoall, allgather, or deepep (each token crosses to a node once).
+    cp_comm_type : str
+        How context ranks share attention: p2p passes keys and values round a ring, a2a (Ulysses) hands each rank
+        the whole sequence of its share of the heads (no effect at cp 1).
+    tp_comm_overlap : bool
+        Ask Megatron-Core to run tensor-parallel traffic beside its products. The estimate does not count on it.
     overlap_grad_reduce, overlap_param_gather, overlap_moe_comm : bool
         Hide data-parallel traffic behind the backward and forward pass, expert traffic behind compute
         (dualpipe always does the last).
@@ -130,6 +136,8 @@ class ParallelConfig(BaseModel, Quantities):
     recompute: Option | Annotated[tuple[Module, ...], Field(strict=False)] = "none"
     schedule: Schedule = "1f1b"
     dispatcher: Dispatcher = "alltoall"
+    cp_comm_type: ContextExchange = "p2p"
+    tp_comm_overlap: bool = False
     overlap_grad_reduce: bool = True
     overlap_param_gather: bool = True
     overlap_moe_comm: bool = False

@@ -9,88 +9,38 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import gcd
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from telekit.cluster.config import ClusterConfig
 from telekit.errors import Problem
+from telekit.layout import repairs
+from telekit.layout.case import Case as Case
+from telekit.layout.case import empty_parts, facts, not_exchanged, placed_layers, shape_fits
+from telekit.layout.repairs import Repair
 from telekit.layout.schedules import RULES as SCHEDULE_RULES
 from telekit.layout.schedules import Holds as ScheduleHolds
-from telekit.layout.stages import part_positions
-from telekit.model.config import ModelConfig
-from telekit.training.config import TrainConfig
-
-
-@dataclass(frozen=True)
-class Case:
-    """A layout (one, or a table) in its surroundings."""
-
-    model: ModelConfig
-    cluster: ClusterConfig
-    train: TrainConfig
-    layout: Any
-
-    @property
-    def micro_batches(self) -> Any:
-        """Micro-batches of one data-parallel rank in one step."""
-        return self.train.global_batch / (self.layout.dp * self.layout.micro_batch)
-
-    def widths(self, name: str) -> list[int]:
-        """Distinct values of an attention or feed-forward field over the model's layer kinds."""
-        found = {getattr(part, name, 0) for kind in self.model.kinds for part in (kind.attention, kind.mlp)}
-        return sorted(found - {0})
 
 
 @dataclass(frozen=True)
 class Rule:
-    """``holds(case)`` is True (or an array of bool) where the rule is kept."""
+    """``holds(case)`` is True (or an array of bool) where the rule is kept.
+
+    ``repair(case)`` names nearby values that keep it, by field; ``say(case)`` is how they are suggested.
+    """
 
     name: str
     field: str
     text: str
     holds: Callable[[Case], Any]
-    suggest: Callable[[Case], str] = lambda case: ""
+    repair: Callable[[Case], Repair]
+    say: Callable[[Case], str] | None = None
 
     def problem(self, case: Case) -> Problem:
         """Return the broken rule, for one layout."""
-        value: Any = case.layout
-        for part in self.field.split(".")[1:]:
-            value = getattr(value, part)
-        if self.field == "layout.stages" and value != "auto":
-            value = [[cell.layers for cell in row] for row in value]
-        return Problem(self.field, value, self.text.format(**_facts(case)), self.suggest(case))
-
-
-def _facts(case: Case) -> dict[str, Any]:
-    layout, moe = case.layout, case.model.moe
-    return {
-        "heads": _words(case.widths("heads")),
-        "kv_heads": _words(case.widths("kv_heads")),
-        "ffn": _words(case.widths("ffn_hidden_size")),
-        "expert_ffn": moe.expert_ffn_hidden_size if moe else 0,
-        "shared_ffn": moe.shared_ffn_hidden_size if moe else 0,
-        "experts": moe.num_experts if moe else 0,
-        "devices": case.cluster.devices,
-        "layers": case.model.num_layers,
-        "parts": layout.pp * layout.vpp,
-        "seq_len": case.train.seq_len,
-        "global_batch": case.train.global_batch,
-        "model_parallel": layout.tp * layout.cp * layout.pp,
-        "fold": layout.ep * layout.etp,
-        "stage_devices": layout.tp * layout.cp * layout.dp,
-        "batch_unit": layout.dp * layout.micro_batch,
-        "micro_batches": f"{case.micro_batches:g}",
-        "placed": _placed(layout),
-        "schedule": layout.schedule,
-        "pp": layout.pp,
-        "vpp": layout.vpp,
-    }
-
-
-def _words(values: list[int]) -> str:
-    return ", ".join(map(str, values)) or "none"
+        hint = self.say(case) if self.say else repairs.say(self.repair(case))
+        return Problem(self.field, case.value(self.field), self.text.format(**facts(case)), hint)
 
 
 def _divides(values: list[int], degree: Any) -> Any:
@@ -100,50 +50,26 @@ def _divides(values: list[int], degree: Any) -> Any:
     return kept
 
 
-def _common(values: list[int]) -> int:
-    return gcd(*values) if values else 1
+def _divides_widths(name: str) -> Callable[[Case], Any]:
+    return lambda c: _divides(c.widths(name), c.layout.tp)
 
 
-def nearest_divisor(number: int, value: int) -> int:
-    """Divisor of ``number`` nearest to ``value`` (the smaller of two equally near)."""
-    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
-    return min({*small, *(number // d for d in small)}, key=lambda d: (abs(d - value), d))
-
-
-def _tensor_limit(case: Case) -> int:
-    """Return the number that every tensor-parallel degree must divide."""
-    widths = [w for name in ("heads", "kv_heads", "ffn_hidden_size") for w in case.widths(name)]
-    return _common(widths + _moe(case, "shared_ffn_hidden_size"))
-
-
-def _try(name: str, number: Callable[[Case], int]) -> Callable[[Case], str]:
-    def suggest(case: Case) -> str:
-        limit = number(case)
-        return f"{name} {nearest_divisor(limit, getattr(case.layout, name))} works" if limit else ""
-
-    return suggest
-
-
-def _placed(layout: Any) -> int:
-    return 0 if layout.stages == "auto" else sum(cell.layers for row in layout.stages for cell in row)
-
-
-def _shape_fits(case: Case) -> bool:
+def _moe_needs_sequence_parallel(case: Case) -> Any:
     layout = case.layout
-    return layout.stages == "auto" or (
-        len(layout.stages) == layout.vpp and all(len(row) == layout.pp for row in layout.stages)
-    )
+    return (case.model.moe is None) | layout.sequence_parallel | (layout.tp == 1) | (layout.etp == layout.tp)
+
+
+def _heads_over_cp(case: Case) -> Any:
+    layout = case.layout
+    dealt = _divides(case.widths("heads") + case.widths("kv_heads"), layout.tp * layout.cp)
+    return (layout.cp_comm_type != "a2a") | (layout.cp == 1) | dealt
 
 
 def _no_empty_chunk(case: Case) -> bool:
     layout = case.layout
     if layout.stages == "auto":
         return bool(layout.pp * layout.vpp <= case.model.num_layers)
-    if not _shape_fits(case):
-        return True
-    positions = part_positions(layout.schedule, layout.pp, layout.vpp)
-    inner = positions[1:-1] if len(positions) > 1 else positions
-    return all(layout.stages[v][s].layers > 0 for v, s in inner)
+    return not empty_parts(layout)
 
 
 def _choices_fit(case: Case) -> bool:
@@ -158,86 +84,94 @@ def _choices_fit(case: Case) -> bool:
     return True
 
 
-def _moe(case: Case, name: str) -> list[int]:
-    value = getattr(case.model.moe, name, 0) if case.model.moe else 0
-    return [value] if value else []
-
-
-def _moe_needs_sequence_parallel(case: Case) -> Any:
-    layout = case.layout
-    return (case.model.moe is None) | layout.sequence_parallel | (layout.tp == 1) | (layout.etp == layout.tp)
-
-
 BASIC: tuple[Rule, ...] = (
     Rule(
         "devices",
         "layout.dp",
-        "tp * cp * pp * dp must be the {devices} devices, and tp * cp * pp is {model_parallel}",
+        "tp {tp} * cp {cp} * pp {pp} * dp {dp} = {dense} must be the {devices} devices (ep {ep} and etp {etp} fold "
+        "over them); tp * cp * pp must divide them, and dp, left out, is what remains",
         lambda c: c.layout.tp * c.layout.cp * c.layout.pp * c.layout.dp == c.cluster.devices,
-        lambda c: f"tp * cp * pp must divide {c.cluster.devices}; dp, left out, is then what remains",
+        repairs.devices,
     ),
     Rule(
         "heads",
         "layout.tp",
         "must divide the attention heads ({heads})",
-        lambda c: _divides(c.widths("heads"), c.layout.tp),
-        _try("tp", _tensor_limit),
+        _divides_widths("heads"),
+        repairs.tensor,
     ),
-    Rule(
+    Rule(  # newer releases of Megatron-Core take any tp that divides or is divided by the key/value heads
         "kv heads",
         "layout.tp",
-        "must divide the key/value heads ({kv_heads}); copies of them are not modelled",
-        lambda c: _divides(c.widths("kv_heads"), c.layout.tp),
-        _try("tp", _tensor_limit),
+        "must divide the key/value heads ({kv_heads}); {kv_copies} are not modelled",
+        _divides_widths("kv_heads"),
+        repairs.tensor,
+    ),
+    Rule(
+        "output groups",
+        "layout.tp",
+        "must divide the groups of the attention's output projection ({output_groups})",
+        _divides_widths("output_groups"),
+        repairs.tensor,
     ),
     Rule(
         "ffn",
         "layout.tp",
         "must divide the feed-forward width ({ffn})",
-        lambda c: _divides(c.widths("ffn_hidden_size"), c.layout.tp),
-        _try("tp", _tensor_limit),
+        _divides_widths("ffn_hidden_size"),
+        repairs.tensor,
     ),
     Rule(
         "shared experts",
         "layout.tp",
         "must divide the shared experts' width ({shared_ffn})",
-        lambda c: _divides(_moe(c, "shared_ffn_hidden_size"), c.layout.tp),
-        _try("tp", _tensor_limit),
+        lambda c: _divides(c.moe_width("shared_ffn_hidden_size"), c.layout.tp),
+        repairs.tensor,
     ),
     Rule(
         "experts",
         "layout.ep",
         "must divide the routed experts ({experts}; 0 means the model is dense)",
-        lambda c: _divides(_moe(c, "num_experts") or [1], c.layout.ep),
-        _try("ep", lambda c: _common(_moe(c, "num_experts"))),
+        lambda c: _divides(c.moe_width("num_experts") or [1], c.layout.ep),
+        repairs.experts,
     ),
     Rule(
         "expert ffn",
         "layout.etp",
         "must divide one expert's width ({expert_ffn}; 0 means the model is dense)",
-        lambda c: _divides(_moe(c, "expert_ffn_hidden_size") or [1], c.layout.etp),
-        _try("etp", lambda c: _common(_moe(c, "expert_ffn_hidden_size"))),
+        lambda c: _divides(c.moe_width("expert_ffn_hidden_size") or [1], c.layout.etp),
+        repairs.expert_width,
     ),
     Rule(
         "expert fold",
         "layout.ep",
-        "ep * etp = {fold} must divide the {stage_devices} devices of a stage (tp * cp * dp)",
+        "etp {etp} * ep {ep} = {fold} must divide the tp {tp} * cp {cp} * dp {dp} = {stage_devices} devices of a stage "
+        "(with pp {pp}: {expert_side} must divide the {devices} devices)",
         lambda c: np.mod(c.layout.stage_devices, c.layout.ep * c.layout.etp) == 0,
-        _try("ep", lambda c: c.layout.stage_devices // gcd(c.layout.stage_devices, c.layout.etp)),
+        repairs.expert_fold,
     ),
     Rule(
         "moe sequence parallel",
         "layout.sequence_parallel",
         "experts under tensor parallelism need it, or etp = tp: else every tensor rank sends the same tokens",
         _moe_needs_sequence_parallel,
+        repairs.sequence_parallel,
         lambda c: "set it to true, or tp to 1, or etp to tp",
+    ),
+    Rule(
+        "tp overlap",
+        "layout.tp_comm_overlap",
+        "needs sequence_parallel and tp above 1: only its all-gathers and reduce-scatters run beside products, an "
+        "all-reduce does not",
+        lambda c: (not c.layout.tp_comm_overlap) | (c.layout.sequence_parallel & (c.layout.tp > 1)),
+        repairs.tensor_overlap,
     ),
     Rule(
         "sequence over cp",
         "layout.cp",
         "2 * cp must divide the sequence ({seq_len}) so that causal work is shared evenly",
         lambda c: (c.layout.cp == 1) | (np.mod(c.train.seq_len, 2 * c.layout.cp) == 0),
-        _try("cp", lambda c: c.train.seq_len // 2),
+        repairs.sequence_over_cp,
     ),
     Rule(
         "sequence over tp",
@@ -246,41 +180,59 @@ BASIC: tuple[Rule, ...] = (
         lambda c: (
             (not c.layout.sequence_parallel) | (np.mod(c.train.seq_len, c.layout.cp * c.layout.tp) == 0)
         ),
-        _try("tp", lambda c: c.train.seq_len // gcd(c.train.seq_len, c.layout.cp)),
+        repairs.sequence_over_tp,
+    ),
+    Rule(  # Ulysses, arXiv 2309.14509, section 3.2
+        "heads over cp",
+        "layout.cp",
+        "with cp_comm_type a2a, tp * cp = {head_ranks} must divide the attention heads ({heads}) and the key/value "
+        "heads ({kv_heads}), which context ranks would get as {a2a_split}; p2p does not deal out heads",
+        _heads_over_cp,
+        repairs.heads_over_cp,
+    ),
+    Rule(
+        "context exchange",
+        "layout.cp",
+        "must be 1: how context ranks share {not_exchanged} is not modelled",
+        lambda c: (not not_exchanged(c.model)) | (c.layout.cp == 1),
+        repairs.one_context_rank,
     ),
     Rule(
         "batch",
         "layout.micro_batch",
-        "dp * micro_batch = {batch_unit} must divide the global batch ({global_batch})",
+        "dp {dp} * micro_batch = {batch_unit} must divide the global batch ({global_batch})",
         lambda c: np.mod(c.train.global_batch, c.layout.dp * c.layout.micro_batch) == 0,
-        lambda c: f"a global_batch that is a multiple of {c.layout.dp * c.layout.micro_batch} works",
+        repairs.whole_batches,
+        repairs.say_batch,
     ),
     Rule(
         "stages shape",
         "layout.stages",
         "must be {vpp} chunks (vpp) of {pp} stages (pp)",
-        _shape_fits,
-        lambda c: "or use auto",
+        lambda c: shape_fits(c.layout),
+        repairs.even_stages,
     ),
     Rule(
         "stages sum",
         "layout.stages",
-        "places {placed} layers; the model has {layers}",
-        lambda c: c.layout.stages == "auto" or _placed(c.layout) == c.model.num_layers,
-        lambda c: "MTP modules are not counted: they stand with the output head",
+        "places {placed} layers; the model has {layers} (MTP modules stand with the output head and are not counted)",
+        lambda c: c.layout.stages == "auto" or placed_layers(c.layout) == c.model.num_layers,
+        repairs.even_stages,
     ),
     Rule(
         "stages recompute",
         "layout.stages",
         "a chunk cannot recompute more layers than it holds, and a list needs one choice a layer",
         _choices_fit,
+        repairs.recompute_choices,
+        repairs.say_choices,
     ),
-    Rule(
+    Rule(  # Megatron-LM issue 1852: an empty part in between makes its pipeline wait for ever
         "empty chunk",
         "layout.stages",
-        "{layers} layers leave a chunk without one ({parts} chunks); only the first and last may be empty",
+        "{empty}; only the first and the last part may be empty",
         _no_empty_chunk,
-        lambda c: f"pp * vpp up to {c.model.num_layers} works",
+        repairs.even_stages,
     ),
 )
 
@@ -296,6 +248,7 @@ def _schedule_rules() -> tuple[Rule, ...]:
             f"layout.{field}",
             text,
             _holds_for(holds),
+            *repairs.SCHEDULE[name],
         )
         for name, field, text, holds in SCHEDULE_RULES
     )
@@ -309,6 +262,17 @@ def check(case: Case) -> tuple[Problem, ...]:
     return tuple(rule.problem(case) for rule in RULES if not bool(np.all(rule.holds(case))))
 
 
+def broken_rows(case: Case) -> dict[str, NDArray[np.bool_]]:
+    """Rows of a table that break each rule, shape (n,); rules that every row keeps are left out."""
+    rows = len(case.layout)
+    found: dict[str, NDArray[np.bool_]] = {}
+    for rule in RULES:
+        broken = ~np.broadcast_to(np.asarray(rule.holds(case)), (rows, 1))[:, 0]
+        if broken.any():
+            found[rule.name] = broken
+    return found
+
+
 def check_table(case: Case) -> tuple[Any, dict[str, int]]:
     """Which rows of a table are valid, and how many break each rule.
 
@@ -318,12 +282,8 @@ def check_table(case: Case) -> tuple[Any, dict[str, int]]:
     rejected : dict
         Rows that break each rule; a row that breaks several is counted at each.
     """
-    rows = len(case.layout)
-    valid = np.ones(rows, dtype=bool)
-    rejected: dict[str, int] = {}
-    for rule in RULES:
-        kept = np.broadcast_to(np.asarray(rule.holds(case)), (rows, 1))[:, 0]
-        if not kept.all():
-            rejected[rule.name] = int((~kept).sum())
-            valid &= kept
-    return valid, rejected
+    broken = broken_rows(case)
+    valid = np.ones(len(case.layout), dtype=bool)
+    for rows in broken.values():
+        valid &= ~rows
+    return valid, {name: int(rows.sum()) for name, rows in broken.items()}

@@ -23,6 +23,17 @@ ZERO_BUBBLE = ("zb-h1", "zb-v")
 Holds = Callable[[str, int, int, Any], Any]
 
 
+def smallest_group(pp: int, micro_batches: int) -> int | None:
+    """Smallest group of micro-batches that Megatron-Core's interleaved schedule runs through one chunk at a time.
+
+    A group holds ``pp`` to all micro-batches, and those that remain are none or at least ``pp``
+    (``forward_backward_pipelining_with_interleaving`` of ``megatron/core/pipeline_parallel/schedules.py`` at
+    00611e6eeb0b). None where there are too few micro-batches. Orders and times here have groups of ``pp`` only.
+    """
+    sizes = range(pp, micro_batches + 1)
+    return next((n for n in sizes if micro_batches % n == 0 or micro_batches % n >= pp), None)
+
+
 def model_copies(schedule: str) -> int:
     """How many model parts of the whole a device holds at ``vpp`` 1: DualPipe keeps two copies of the model."""
     return 2 if schedule == "dualpipe" else 1
@@ -55,7 +66,9 @@ RULES: tuple[tuple[str, str, str, Holds], ...] = (
     (
         "interleaved micro-batches",
         "micro_batch",
-        "interleaved-1f1b needs micro-batches ({micro_batches}) in whole groups of pp = {pp}",
+        "interleaved-1f1b needs at least pp = {pp} micro-batches, in whole groups of pp (Megatron-Core's default, and "
+        "all that its older releases take; newer ones take groups of N from pp to M, M mod N = 0 or at least pp); "
+        "M = {micro_batches}",
         lambda schedule, pp, vpp, m: (schedule != "interleaved-1f1b") | (np.mod(m, pp) == 0),
     ),
     (

@@ -42,6 +42,8 @@ class LayoutTable(Quantities):
     recompute: Any
     schedule: str
     dispatcher: str
+    cp_comm_type: str
+    tp_comm_overlap: bool
     overlap_grad_reduce: bool
     overlap_param_gather: bool
     overlap_moe_comm: bool

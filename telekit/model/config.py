@@ -11,64 +11,16 @@ from functools import cached_property
 from itertools import groupby
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-Count = Annotated[int, Field(ge=1, le=10**7, strict=True)]
-CountOrZero = Annotated[int, Field(ge=0, le=10**7, strict=True)]
-
-
-class Frozen(BaseModel):
-    """Immutable, and strict about unknown fields and wrong types."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class GroupedQueryAttention(Frozen):
-    """Softmax attention with ``kv_heads`` key/value heads (``kv_heads == heads`` is plain multi-head).
-
-    ``window`` is the number of keys a query sees, itself included; None means all before it.
-    """
-
-    kind: Literal["gqa"] = "gqa"
-    heads: Count
-    kv_heads: Count
-    head_dim: Count
-    qkv_bias: bool = False
-    output_bias: bool = False
-    qk_norm: Literal["none", "head", "full"] = "none"
-    sinks: bool = False
-    window: Count | None = None
-
-    @model_validator(mode="after")
-    def _groups(self) -> GroupedQueryAttention:
-        if self.heads % self.kv_heads:
-            raise ValueError(f"kv_heads={self.kv_heads} must divide heads={self.heads}")
-        return self
-
-
-class MultiHeadLatentAttention(Frozen):
-    """DeepSeek's latent attention: keys and values rebuilt from ``kv_lora_rank`` numbers a token.
-
-    ``q_lora_rank`` None means one dense query projection (DeepSeek-V2-Lite).
-    """
-
-    kind: Literal["mla"] = "mla"
-    heads: Count
-    q_lora_rank: Count | None
-    kv_lora_rank: Count
-    qk_nope_head_dim: Count
-    qk_rope_head_dim: Count
-    v_head_dim: Count
-
-    @property
-    def kv_heads(self) -> int:
-        """In training every head has its own keys and values."""
-        return self.heads
-
-    @property
-    def window(self) -> None:
-        """No window."""
-        return None
+from telekit.model.attention import (
+    Attention,
+    Count,
+    CountOrZero,
+    Frozen,
+)
+from telekit.model.attention import GroupedQueryAttention as GroupedQueryAttention
+from telekit.model.attention import MultiHeadLatentAttention as MultiHeadLatentAttention
 
 
 class FeedForward(Frozen):
@@ -87,9 +39,25 @@ class FeedForward(Frozen):
 class MixtureOfExperts(Frozen):
     """Routed experts, ``top_k`` of ``num_experts`` for each token, and shared experts for all.
 
-    ``shared_ffn_hidden_size`` is the width of all shared experts together (0: none).
-    ``router_bias`` is a bias of the router's linear map, ``correction_bias`` the load-balancing bias of
-    DeepSeek-V3's auxiliary-loss-free routing: one number an expert each.
+    Parameters
+    ----------
+    num_experts, top_k, expert_ffn_hidden_size : int
+        Routed experts, those that one token meets, width of one.
+    shared_ffn_hidden_size : int
+        Width of all shared experts together (0: none); a dense block beside the experts is one too.
+    gated, expert_bias, shared_bias : bool
+        Three matrices an expert, else two; biases of the routed and of the shared experts.
+    router_bias, correction_bias, expert_scale : bool
+        One number an expert each: bias of the router's linear map, load-balancing bias of DeepSeek-V3's
+        auxiliary-loss-free routing, learned factor of an expert's output (Gemma 4).
+    router_hidden_size : int, optional
+        The router is two maps, with this many numbers between them (Skywork-MoE).
+    router_scale : bool
+        A learned factor for each number of the router's input (Gemma 4).
+    shared_gate : bool
+        A sigmoid gate of the shared experts, one number a token (Qwen2-MoE).
+    latent_size : int, optional
+        Experts work on vectors of this width, between two projections that all of them share (Nemotron 3 Super).
     """
 
     kind: Literal["moe"] = "moe"
@@ -99,8 +67,14 @@ class MixtureOfExperts(Frozen):
     shared_ffn_hidden_size: CountOrZero = 0
     gated: bool = True
     expert_bias: bool = False
+    shared_bias: bool = False
     router_bias: bool = False
     correction_bias: bool = False
+    expert_scale: bool = False
+    router_hidden_size: Count | None = None
+    router_scale: bool = False
+    shared_gate: bool = False
+    latent_size: Count | None = None
 
     @model_validator(mode="after")
     def _enough_experts(self) -> MixtureOfExperts:
@@ -109,17 +83,34 @@ class MixtureOfExperts(Frozen):
         return self
 
 
-Attention = Annotated[GroupedQueryAttention | MultiHeadLatentAttention, Field(discriminator="kind")]
-Mlp = Annotated[FeedForward | MixtureOfExperts, Field(discriminator="kind")]
+class NoFeedForward(Frozen):
+    """A block without a feed-forward part: the mixing half of a hybrid model's layer, or a pruned one."""
+
+    kind: Literal["none"] = "none"
+
+
+Mlp = Annotated[FeedForward | MixtureOfExperts | NoFeedForward, Field(discriminator="kind")]
 
 
 class LayerKind(Frozen):
-    """One kind of transformer block; ``norms`` is how many norms of the hidden width it has."""
+    """One kind of block.
+
+    ``norms`` is how many norms of the hidden width it has, ``output_scale`` whether its output has a learned
+    factor, one number (Gemma 4).
+    """
 
     name: str
     attention: Attention
     mlp: Mlp
-    norms: Count = 2
+    norms: CountOrZero = 2
+    output_scale: bool = False
+
+
+class PerLayerInputs(Frozen):
+    """Gemma's per-layer embeddings: each layer mixes in ``width`` numbers of its own for each token."""
+
+    vocab_size: Count
+    width: Count
 
 
 class ModelConfig(Frozen):
@@ -139,10 +130,18 @@ class ModelConfig(Frozen):
         True when the output head is the input embedding.
     learned_positions : int
         Rows of a learned position embedding (0: none).
-    norm_bias : bool
-        True when norms have a bias beside their weight (LayerNorm).
+    norm_bias, head_bias, embedding_norm : bool
+        Norms have a bias beside their weight (LayerNorm); the output head has one; the embedding is normed.
+    residual_streams : int
+        Parallel residual streams, mixed by learned maps before and after each half block (DeepSeek-V4; 1: plain).
+    per_layer_inputs : PerLayerInputs, optional
+        Per-layer embeddings.
     mtp_layers : int
-        Multi-token-prediction modules, each one more block of the last kind.
+        Multi-token-prediction modules, each one more block and a projection.
+    mtp_kind : LayerKind, optional
+        That block; None: the model's last kind.
+    mtp_norms : int
+        Norms of a module beside its block's: of the embedding, the hidden state and, but for ERNIE, the output.
     """
 
     name: str
@@ -154,7 +153,13 @@ class ModelConfig(Frozen):
     tied_embeddings: bool = False
     learned_positions: CountOrZero = 0
     norm_bias: bool = False
+    head_bias: bool = False
+    embedding_norm: bool = False
+    residual_streams: Count = 1
+    per_layer_inputs: PerLayerInputs | None = None
     mtp_layers: CountOrZero = 0
+    mtp_kind: LayerKind | None = None
+    mtp_norms: CountOrZero = 3
 
     @model_validator(mode="after")
     def _pattern_names_kinds(self) -> ModelConfig:
@@ -177,8 +182,12 @@ class ModelConfig(Frozen):
         """Neighbouring layers of one kind: (index into ``kinds``, how many)."""
         return tuple((kind, len(list(group))) for kind, group in groupby(self.pattern))
 
+    @property
+    def mtp_block(self) -> LayerKind:
+        """Block of a multi-token-prediction module."""
+        return self.mtp_kind or self.kinds[self.pattern[-1]]
+
     @cached_property
     def moe(self) -> MixtureOfExperts | None:
         """The expert block, when the model has one (all expert blocks of a model are alike)."""
-        found = [k.mlp for k in self.kinds if k.mlp.kind == "moe"]
-        return found[0] if found else None
+        return next((kind.mlp for kind in self.kinds if isinstance(kind.mlp, MixtureOfExperts)), None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,13 @@ from telekit.model.flops import (
     forward_flops_per_token,
     training_flops_per_token,
 )
-from telekit.model.huggingface import load_model
+from telekit.model.huggingface import Reading, read_model
 from telekit.model.parameters import (
     embedding_parameters,
     head_parameters,
     layer_parameters,
     mtp_parameters,
-    norm_parameters,
+    trunk_parameters,
 )
 
 CONVENTION = (
@@ -31,6 +31,12 @@ CONVENTION = (
     "is 3 forward passes, without recompute"
 )
 KEYS = {"causal": "the keys before it, (s + 1) / 2 on average", "full": "all keys of the sequence or window"}
+WITHIN = ", inside each document"
+
+
+PARTS = ("attention", "mlp", "shared_experts", "experts", "latent", "router", "norms", "residual")
+ODD = ("latent", "residual")
+"""Parts that few models have, told only where there are any."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +50,17 @@ class Count:
     active, active_without_input_embedding : int
         What one token meets, with input embedding and head; and without the input embedding, save where it is
         the head. Published counts use either.
-    mtp, vision : int
-        Apart from the total.
+    mtp : int
+        MTP modules, apart from the total.
+    vision : int or None
+        Always apart from the total: 0 for a text model, None where the file has vision or audio towers, which
+        are not counted.
     by_component : dict of str to int
         Its parts; they sum to ``total``.
     forward_flops_per_token, training_flops_per_token : float
         Without MTP, by :attr:`convention`.
+    notes : tuple of str
+        Which part of a multimodal file was read, and which was not.
     """
 
     name: str
@@ -57,13 +68,14 @@ class Count:
     active: int
     active_without_input_embedding: int
     mtp: int
-    vision: int
+    vision: int | None
     by_component: Mapping[str, int]
     forward_flops_per_token: float
     training_flops_per_token: float
     seq_len: int
     attention: AttentionCount
     convention: str
+    notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, fit for JSON."""
@@ -71,28 +83,32 @@ class Count:
 
 
 def count(
-    model: ModelConfig | str | Path | Mapping[str, Any],
+    model: ModelConfig | Reading | str | Path | Mapping[str, Any],
     seq_len: int = 4096,
     attention: AttentionCount = "causal",
+    documents: Sequence[int] = (),
 ) -> Count:
     """Count a model: exact parameters by component, and FLOPs per token of a sequence.
 
     Parameters
     ----------
-    model : ModelConfig, str, Path or mapping
-        A model, or anything :func:`~telekit.model.huggingface.load_model` reads.
+    model : ModelConfig, Reading, str, Path or mapping
+        A model, one just read, or anything :func:`~telekit.model.huggingface.load_model` reads.
     seq_len : int
         Tokens of a sequence.
     attention : {"causal", "full"}
         Whether the keys after a query are left out of the FLOPs.
+    documents : sequence of int
+        Lengths of documents packed into the sequence; attention then stays inside each.
 
     Raises
     ------
     InputError
         What ``load_model`` refuses; a sequence length or convention that means nothing.
     """
-    check_convention(seq_len, attention)
-    model = load_model(model)
+    check_convention(seq_len, attention, documents=documents)
+    reading = model if isinstance(model, Reading) else read_model(model)
+    model = reading.model
     parts, idle = _components(model)
     active = sum(parts.values()) - idle
     input_only = 0 if model.tied_embeddings else model.hidden_size * model.vocab_size
@@ -102,24 +118,40 @@ def count(
         active=active,
         active_without_input_embedding=active - input_only,
         mtp=mtp_parameters(model),
-        vision=0,
+        vision=None if reading.towers else 0,
         by_component=parts,
-        forward_flops_per_token=forward_flops_per_token(model, seq_len, attention=attention),
-        training_flops_per_token=training_flops_per_token(model, seq_len, attention=attention),
+        forward_flops_per_token=forward_flops_per_token(
+            model, seq_len, attention=attention, documents=documents
+        ),
+        training_flops_per_token=training_flops_per_token(
+            model, seq_len, attention=attention, documents=documents
+        ),
         seq_len=seq_len,
         attention=attention,
-        convention=CONVENTION.format(keys=KEYS[attention]),
+        convention=CONVENTION.format(keys=KEYS[attention] + (WITHIN if documents else "")),
+        notes=_notes(reading),
     )
+
+
+def _notes(reading: Reading) -> tuple[str, ...]:
+    found = []
+    if reading.within:
+        found.append(f"counted: the text model, {reading.within} of a multimodal file")
+    if reading.towers:
+        found.append(f"not counted: {', '.join(reading.towers)}, and what joins them to the text model")
+    return tuple(found)
 
 
 def _components(model: ModelConfig) -> tuple[dict[str, int], int]:
     """Parameters by component, and those of them that one token does not meet."""
-    parts = dict.fromkeys(("attention", "mlp", "shared_experts", "experts", "router", "norms"), 0)
+    parts = dict.fromkeys(PARTS, 0)
     idle = 0
     for index, layers in Counter(model.pattern).items():
         layer = layer_parameters(model, model.kinds[index])
         for name in parts:
             parts[name] += layers * getattr(layer, name)
         idle += layers * (layer.experts - layer.experts_active)
-    parts["norms"] += norm_parameters(model)
+    trunk = trunk_parameters(model)
+    parts = {name: size + getattr(trunk, name) for name, size in parts.items()}
+    parts = {name: size for name, size in parts.items() if size or name not in ODD}
     return {"embedding": embedding_parameters(model), **parts, "head": head_parameters(model)}, idle

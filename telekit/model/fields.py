@@ -42,7 +42,7 @@ _HARMLESS = re.compile(
     r"output_(attentions|hidden_states|scores|router_logits)|(original_)?max_position_embeddings|"
     r"(partial_rotary|routed_scaling)_factor|max_window_layers|initial_context_length|reorder_and_upcast_attn|"
     r"n_ctx|n_group|topk_group|norm_topk_prob|router_jitter_noise|bias_dropout_fusion|flash_attn|ep_size|"
-    r"use_cache|attention_softmax_in_fp32|num_beam_groups|use_flash_attention.*|use_flash_attn|pretraining_tp|swiglu_limit|scoring_func|seq_aux"
+    r"use_cache|cache_implementation|attention_softmax_in_fp32|num_beam_groups|use_flash_attention.*|use_flash_attn|pretraining_tp|swiglu_limit|scoring_func|seq_aux"
 )
 
 # Words that, in a field nobody read, mean that it may change the model's shape.
@@ -50,10 +50,10 @@ _SHAPING = re.compile(
     r"(.*_)?(size|dims?|rank|heads?|layers?|experts?|interval|pattern|types?|freq|step|bias|norm|window|proj|"
     r"configs?|index|mtp|nextn|predict|modules|lora|conv|ssm|state|mamba|linear|sparse|attention|attn|mlp|ffn|"
     r"hash|groups?|streams|mult|ratios?|tied?|cross|shared?|hidden|inner|embd|embed|embeddings?|width|depth|kv|"
-    r"blocks?|router|moe|qk|query|key|value)(_.*)?"
+    r"blocks?|router|moe|qk|query|key|value|gates?|gated|projections?|sinks?)(_.*)?"
 )
 
-# Parts that no family here has, by the fields that only models with them use.
+# Parts that few families have, by the fields that only models with them use: words for one that nobody read.
 _FOREIGN = (
     (r"(text|llm|language)_config", "a text model nested in a multimodal wrapper"),
     (r"(vision|audio)_config", "a vision or audio tower"),
@@ -86,6 +86,8 @@ class Fields:
         self.defaults: dict[str, Any] = {}
         self._seen: set[str] = set()
         self._told: set[tuple[str, str]] = set()
+        self._prefix = ""
+        self._inner: list[Fields] = []
 
     def has(self, name: str) -> bool:
         """Whether the field is there and not null."""
@@ -93,19 +95,47 @@ class Fields:
 
     def clean(self, *names: str) -> bool:
         """Whether none of these fields has a problem, so that rules between them make sense."""
-        return not {p.field for p in self.problems}.intersection(names)
+        return not {p.field for p in self.problems}.intersection(self._prefix + name for name in names)
+
+    def inside(self, name: str, index: int | None = None) -> Fields:
+        """Fields of an object within this config (absent: of an empty one); problems and defaults are shared.
+
+        With an ``index``, the object is that entry of a list.
+        """
+        self._seen.add(name)
+        value = self.config.get(name)
+        if index is not None and value is not None:
+            value, name = value[index], f"{name}[{index}]"
+        if value is not None and not isinstance(value, Mapping):
+            self.refuse(name, f"must be an object of fields, not {_type_name(value)}")
+        inner = Fields(value if isinstance(value, Mapping) else {})
+        inner.problems, inner.defaults = self.problems, self.defaults
+        inner._prefix = f"{self._prefix}{name}."
+        self._inner.append(inner)
+        return inner
+
+    def skip(self, *names: str) -> None:
+        """Pass over fields that this family's code does not use, or that change no tensor and no FLOPs."""
+        self._seen.update(names)
 
     def refuse(self, name: str, rule: str, suggestion: str = "", value: Any = None) -> None:
         """Keep one problem; the value is the field's own unless another is given."""
         shown = self.config.get(name, "missing") if value is None else value
         if (name, rule) not in self._told:  # a field may be asked for twice
             self._told.add((name, rule))
-            self.problems.append(Problem(name[:60], printable(shown), rule, suggestion))
+            self.problems.append(Problem(self._prefix + name[:60], printable(shown), rule, suggestion))
 
     def fill(self, name: str, value: Any) -> Any:
         """Take ``value`` for a field that says nothing, and remember it."""
-        self.defaults[name] = value
+        self.defaults[self._prefix + name] = value
         return value
+
+    def assume(self, **values: Any) -> None:
+        """Take what the family's class takes where these fields are absent, and remember it."""
+        absent = {name: value for name, value in values.items() if name not in self.config}
+        for name, value in absent.items():
+            self.fill(name, value)
+        self.config = {**self.config, **absent}
 
     def first(self, *names: str) -> str:
         """Return the name in use of several for one thing; two that disagree are a problem."""
@@ -113,7 +143,7 @@ class Fields:
         self._seen.update(names)
         if len({repr(printable(self.config[name])) for name in present}) > 1:
             self.refuse(present[1], f"must equal {present[0]} (another name of the same thing)", "give one")
-        return present[0] if present else names[0]
+        return next(iter([*present, *(name for name in names if name in self.config)]), names[0])
 
     def count(self, name: str, default: int | None = None, *, least: int = 1, most: int = LARGEST) -> int:
         """Return a whole number; absent or null means ``default``, or is a problem when there is none."""
@@ -181,7 +211,8 @@ class Fields:
     def expect(self, name: str, value: Any, rule: str) -> None:
         """Accept the field only when absent, null, or equal to ``value``."""
         self._seen.add(name)
-        if self.has(name) and self.config[name] != value:
+        given = self.config.get(name)
+        if given is not None and (type(given) is not type(value) or given != value):
             self.refuse(name, rule, f"only {printable(value)} is modelled")
 
     def divides(self, part: str, size: int, whole: str, total: int, why: str = "") -> None:
@@ -200,8 +231,8 @@ class Fields:
                 part = part_of(str(name)) or "a field that may change the model's shape"
                 self.refuse(str(name), f"not modelled yet: {part}")
             else:
-                ignored.append(str(name))
-        return tuple(ignored)
+                ignored.append(self._prefix + str(name))
+        return (*ignored, *(name for inner in self._inner for name in inner.refuse_unread()))
 
 
 def part_of(name: str) -> str:

@@ -6,8 +6,9 @@ configuration classes of Hugging Face transformers and of the models' own reposi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,20 @@ from telekit import catalog
 from telekit.documents import parse, read_text
 from telekit.errors import InputError, Problem, bad, from_pydantic
 from telekit.model.config import ModelConfig
-from telekit.model.families import FAMILIES, Family, by_architecture
+from telekit.model.families.parts import Family
+from telekit.model.families.registry import FAMILIES, by_architecture
 from telekit.model.fields import Fields, foreign_parts, printable
 
 ALIASES = {f"llama-3-{size}": f"llama-3.1-{size}" for size in ("8b", "70b", "405b")}
 """Catalog names that mean another one."""
+
+_TEXT = ("text_config", "llm_config", "language_config")
+"""Where multimodal wrappers keep their text model."""
+
+_TIED = ("gemma3", "gemma4")
+"""Wrappers whose own class ties the head where the file does not say."""
+
+_TOWER = re.compile(r"(vision|visual|vit|audio|image|speech|video)\w*_config")
 
 _ALWAYS_NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 
@@ -38,11 +48,17 @@ class Reading:
         Fields that were absent or null, with the value taken instead.
     ignored : tuple of str
         Fields with names unknown here that do not look as if they changed any shape.
+    within : str
+        Where in a multimodal wrapper the text model was found; empty for a plain file.
+    towers : tuple of str
+        The wrapper's other models (vision, audio), which are not read.
     """
 
     model: ModelConfig
     defaults: Mapping[str, Any]
-    ignored: tuple[str, ...]
+    ignored: tuple[str, ...] = ()
+    within: str = ""
+    towers: tuple[str, ...] = ()
 
 
 def load_model(spec: str | Path | Mapping[str, Any] | ModelConfig) -> ModelConfig:
@@ -70,7 +86,7 @@ def defaults_filled(spec: str | Path | Mapping[str, Any] | ModelConfig) -> dict[
 def read_model(spec: str | Path | Mapping[str, Any] | ModelConfig) -> Reading:
     """Read as :func:`load_model` does, and say what was filled in and what was passed over."""
     if isinstance(spec, ModelConfig):
-        return Reading(spec, {}, ())
+        return Reading(spec, {})
     if isinstance(spec, Mapping):
         return _read(spec, "", "")
     if not isinstance(spec, str | Path):
@@ -86,7 +102,7 @@ def read_model(spec: str | Path | Mapping[str, Any] | ModelConfig) -> Reading:
     if not path.is_file():
         raise bad("model", str(spec), "neither a config.json nor a folder with one", source=str(path))
     name = path.resolve().parent.name if path.name == "config.json" else path.stem
-    return _read(parse(read_text(path), str(path), is_json=True), name, str(path))
+    return _read(parse(read_text(path), str(path), is_json=True, infinite=True), name, str(path))
 
 
 def from_huggingface(config: Mapping[str, Any], name: str = "", source: str = "") -> ModelConfig:
@@ -104,31 +120,74 @@ def _exists(name: str) -> bool:
 def _read(config: Any, name: str, source: str) -> Reading:
     if not isinstance(config, Mapping):
         raise bad("config", printable(config), "must be a JSON object of fields", source=source)
-    fields = Fields(config)
     try:
-        parts = _family(fields).read(fields)
-        ignored = fields.refuse_unread()
-        if fields.problems:
-            raise InputError(fields.problems)
-        model = parts.build(name or _own_name(config), source)
-    except ValidationError as error:  # a product of fields that is out of bounds
-        raise from_pydantic(error, source=source) from None
+        within, text = _text_model(config)
+        fields = Fields(text)
+        try:
+            parts = _family(fields, nested=bool(within)).read(fields)
+            ignored = fields.refuse_unread()
+            if fields.problems:
+                raise InputError(fields.problems)
+            model = parts.build(name or _own_name(config), source)
+        except ValidationError as error:  # a product of fields that is out of bounds
+            raise from_pydantic(error, source=source) from None
+        except InputError as error:
+            raise _inside(error, within) from None
     except InputError as error:
         raise error.within(source) from None
-    return Reading(model, fields.defaults, ignored)
+    towers = tuple(
+        n for n, value in config.items() if _TOWER.fullmatch(str(n)) and isinstance(value, Mapping)
+    )
+    return Reading(model, fields.defaults, ignored, within, towers)
 
 
-def _family(fields: Fields) -> Family:
-    """Choose the adapter, and refuse a config whose classes are not of that family."""
+def _text_model(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Take the text model out of a multimodal wrapper: its place, and its fields."""
+    places = [n for n in _TEXT if isinstance(config.get(n), Mapping)]
+    if not places:
+        return "", config
+    if len(places) > 1:
+        raise bad(
+            places[1], printable(config[places[1]]), f"must be the only text model; {places[0]} is one too"
+        )
+    kind = config.get("model_type")
+    if kind is not None and not isinstance(kind, str):
+        raise bad("model_type", printable(kind), "must be a text: the name of the family")
+    text = dict(config[places[0]])
+    tied = config.get("tie_word_embeddings")
+    if tied is None and config.get("model_type") in _TIED:
+        tied = True
+    if text.get("tie_word_embeddings") is None and tied is not None:
+        text["tie_word_embeddings"] = tied
+    elif tied is not None and tied != text["tie_word_embeddings"]:
+        rule = f"must equal {places[0]}.tie_word_embeddings ({printable(text['tie_word_embeddings'])})"
+        raise bad("tie_word_embeddings", printable(tied), rule)
+    if text.get("model_type") is None:  # the wrapper's class says the text model's
+        named = next((name for name in (f"{kind}_text", kind) if name in FAMILIES), None)
+        text |= {"model_type": named} if named else {}
+    return places[0], text
+
+
+def _inside(error: InputError, place: str) -> InputError:
+    if not place:
+        return error
+    return InputError([replace(p, field=f"{place}.{p.field}") for p in error.problems])
+
+
+def _family(fields: Fields, *, nested: bool) -> Family:
+    """Choose the adapter, and refuse a config whose classes are not of that family.
+
+    A text model inside a wrapper that names no family is Llama's, as in LLaVA's configuration class.
+    """
     config = fields.config
     classes = fields.entries("architectures", str) or []
     kind = config.get("model_type")
     if kind is None:
-        kind = fields.fill("model_type", by_architecture(classes))
+        kind = fields.fill("model_type", by_architecture(classes) or ("llama" if nested else None))
     family = FAMILIES.get(kind) if isinstance(kind, str) else None
     if family is None:
         raise InputError([_no_family(kind), *_missing(config, kind), *foreign_parts(config)])
-    if classes and not set(classes).intersection(family.architectures):
+    if classes and family.architectures and not set(classes).intersection(family.architectures):
         known = ", ".join(family.architectures)
         fields.refuse("architectures", f"not modelled yet as a {kind} model", f"known: {known}", classes)
     return family

@@ -6,16 +6,11 @@ sinks and the router's load-balancing bias are vectors.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 
-from telekit.model.config import (
-    FeedForward,
-    GroupedQueryAttention,
-    LayerKind,
-    MixtureOfExperts,
-    ModelConfig,
-    MultiHeadLatentAttention,
-)
+from telekit.model.config import LayerKind, ModelConfig
+from telekit.model.tensors import Tensor, layer_tensors, mtp_tensors, trunk_tensors
 
 
 @dataclass(frozen=True)
@@ -36,20 +31,26 @@ class LayerParameters:
         Experts that every token meets.
     experts, experts_active : int
         All routed experts, and the ``top_k`` of them that one token meets.
+    latent : int
+        Projections into and out of the width that the experts work on, where that is not the hidden width.
     router : int
-        Its matrix and biases.
+        Its matrices, biases and scales, and the shared experts' gate.
     norms : int
         Norms of the residual stream.
+    residual : int
+        What mixes several residual streams, or per-layer embeddings, into the block.
     """
 
-    attention_sharded: int
-    attention_replicated: int
+    attention_sharded: int = 0
+    attention_replicated: int = 0
     mlp: int = 0
     shared_experts: int = 0
     experts: int = 0
     experts_active: int = 0
+    latent: int = 0
     router: int = 0
     norms: int = 0
+    residual: int = 0
 
     @property
     def attention(self) -> int:
@@ -65,22 +66,33 @@ class LayerParameters:
     def active(self) -> int:
         """What one token meets."""
         return (
-            self.attention + self.mlp + self.shared_experts + self.experts_active + self.router + self.norms
-        )
+            self.attention + self.mlp + self.shared_experts + self.experts_active
+            + self.latent + self.router + self.norms + self.residual
+        )  # fmt: skip
 
 
 def layer_parameters(model: ModelConfig, kind: LayerKind, *, matrices_only: bool = False) -> LayerParameters:
-    """Parameters of one block of ``kind`` (latent attention: arXiv 2412.19437, section 2.1.1)."""
-    vectors = 0 if matrices_only else 1
-    hidden, mlp = model.hidden_size, kind.mlp
-    if isinstance(kind.attention, MultiHeadLatentAttention):
-        sharded, replicated = _latent(hidden, kind.attention, vectors)
-    else:
-        sharded, replicated = _grouped(hidden, kind.attention, vectors)
-    attention = LayerParameters(sharded, replicated, norms=vectors * kind.norms * norm_parameters(model))
-    if isinstance(mlp, FeedForward):
-        return replace(attention, mlp=_dense(hidden, mlp, vectors))
-    return replace(attention, **_experts(hidden, mlp, vectors))
+    """Parameters of one block of ``kind``."""
+    return _summed(layer_tensors(model, kind), matrices_only)
+
+
+def mtp_layer(model: ModelConfig, *, matrices_only: bool = False) -> LayerParameters:
+    """One multi-token-prediction module; its projection is counted with the ``mlp``."""
+    return _summed(mtp_tensors(model), matrices_only)
+
+
+def _summed(tensors: Iterable[Tensor], matrices_only: bool) -> LayerParameters:
+    sums = dict.fromkeys(LayerParameters.__dataclass_fields__, 0)
+    for t in tensors:
+        if matrices_only and not t.multiplied:
+            continue
+        if t.component == "attention":
+            sums["attention_sharded" if t.split else "attention_replicated"] += t.size
+            continue
+        sums[t.component] += t.copies * t.size
+        if t.component == "experts":
+            sums["experts_active"] += t.active * t.size
+    return LayerParameters(**sums)
 
 
 def norm_parameters(model: ModelConfig) -> int:
@@ -88,63 +100,25 @@ def norm_parameters(model: ModelConfig) -> int:
     return model.hidden_size * (2 if model.norm_bias else 1)
 
 
+def trunk_parameters(model: ModelConfig, *, matrices_only: bool = False) -> LayerParameters:
+    """Count what stands outside blocks, embeddings and head: the final norm, and what an odd trunk adds."""
+    return _summed(trunk_tensors(model), matrices_only)
+
+
 def embedding_parameters(model: ModelConfig) -> int:
-    """Input embedding, and learned positions where there are any."""
-    return model.hidden_size * (model.vocab_size + model.learned_positions)
+    """Input embedding, with learned positions and per-layer embeddings where there are any."""
+    found = model.hidden_size * (model.vocab_size + model.learned_positions)
+    if model.per_layer_inputs:
+        found += model.per_layer_inputs.vocab_size * model.per_layer_inputs.width * model.num_layers
+    return found
 
 
 def head_parameters(model: ModelConfig) -> int:
-    """Output head; none of its own when it is the input embedding."""
-    return 0 if model.tied_embeddings else model.hidden_size * model.vocab_size
-
-
-def mtp_layer(model: ModelConfig, *, matrices_only: bool = False) -> LayerParameters:
-    """One multi-token-prediction module: a block of the last kind, a projection and three norms.
-
-    The projection, 2 hidden -> hidden, is counted with the ``mlp`` and like it divided by tensor parallelism.
-    Embedding and head are the model's own (DeepSeek-V3, arXiv 2412.19437, section 2.2).
-    """
-    block = layer_parameters(model, model.layers[-1], matrices_only=matrices_only)
-    norms = 0 if matrices_only else 3 * norm_parameters(model)
-    return replace(block, mlp=block.mlp + 2 * model.hidden_size**2, norms=block.norms + norms)
+    """Output head; no matrix of its own when it is the input embedding."""
+    matrix = 0 if model.tied_embeddings else model.hidden_size * model.vocab_size
+    return matrix + model.head_bias * model.vocab_size
 
 
 def mtp_parameters(model: ModelConfig) -> int:
     """All multi-token-prediction modules together."""
     return model.mtp_layers * mtp_layer(model).total
-
-
-def _grouped(hidden: int, a: GroupedQueryAttention, vectors: int) -> tuple[int, int]:
-    queries, keys = a.heads * a.head_dim, a.kv_heads * a.head_dim
-    sharded = hidden * (queries + 2 * keys) + queries * hidden
-    sharded += vectors * (a.qkv_bias * (queries + 2 * keys) + a.sinks * a.heads)
-    norms = {"none": 0, "head": 2 * a.head_dim, "full": queries + keys}[a.qk_norm]
-    return sharded, vectors * (norms + a.output_bias * hidden)
-
-
-def _latent(hidden: int, a: MultiHeadLatentAttention, vectors: int) -> tuple[int, int]:
-    queries = a.heads * (a.qk_nope_head_dim + a.qk_rope_head_dim)
-    sharded = a.kv_lora_rank * a.heads * (a.qk_nope_head_dim + a.v_head_dim) + a.heads * a.v_head_dim * hidden
-    replicated = hidden * (a.kv_lora_rank + a.qk_rope_head_dim) + vectors * a.kv_lora_rank
-    if a.q_lora_rank is None:
-        return sharded + hidden * queries, replicated
-    return sharded + a.q_lora_rank * queries, replicated + (hidden + vectors) * a.q_lora_rank
-
-
-def _dense(hidden: int, mlp: FeedForward, vectors: int) -> int:
-    inputs = 2 if mlp.gated else 1
-    biases = mlp.bias * inputs * mlp.ffn_hidden_size + (mlp.bias or mlp.down_bias) * hidden
-    return (inputs + 1) * hidden * mlp.ffn_hidden_size + vectors * biases
-
-
-def _experts(hidden: int, moe: MixtureOfExperts, vectors: int) -> dict[str, int]:
-    inputs = 2 if moe.gated else 1
-    biases = vectors * moe.expert_bias * (inputs * moe.expert_ffn_hidden_size + hidden)
-    one = (inputs + 1) * hidden * moe.expert_ffn_hidden_size + biases
-    router_biases = vectors * (moe.router_bias + moe.correction_bias)
-    return {
-        "shared_experts": (inputs + 1) * hidden * moe.shared_ffn_hidden_size,
-        "experts": moe.num_experts * one,
-        "experts_active": moe.top_k * one,
-        "router": moe.num_experts * (hidden + router_biases),
-    }

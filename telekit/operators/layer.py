@@ -1,222 +1,139 @@
 """A layer as a list of operators: FLOPs, bytes and what is kept for the backward pass.
 
-Everything is for **one micro-batch on one device**. Shapes follow the layout: a number for one layout, a column
-(n, 1) for a table. The layer is Megatron-Core's, with flash attention and no dropout.
-
-Symbols: ``t`` tokens of a micro-batch on a context rank; ``t_s`` the same after sequence parallelism; ``a`` bytes of an
-activation.
+The layer is Megatron-Core's, with flash attention and no dropout: a residual stream, or several; in each half a norm,
+then a token mixer or a feed-forward block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from telekit.model.config import (
-    FeedForward,
-    GroupedQueryAttention,
-    LayerKind,
-    MixtureOfExperts,
-    ModelConfig,
-    MultiHeadLatentAttention,
-)
-from telekit.model.flops import mean_keys
-from telekit.training.config import BYTES, TrainConfig
+from telekit.model.config import FeedForward, LayerKind, MixtureOfExperts, ModelConfig
+from telekit.model.tensors import Tensor, layer_tensors, trunk_tensors
+from telekit.operators.attention import compressed, grouped, latent
+from telekit.operators.recurrent import recurrent
+from telekit.operators.shapes import Operator as Operator
+from telekit.operators.shapes import Shapes as Shapes
+from telekit.training.config import TrainConfig
 
-FLASH_BACKWARD = 2.5
-"""Flash attention's backward does five products where the forward does two (Dao 2023, section 3.2)."""
+Matrices = dict[str, Tensor]
+NORMS = ("layernorm",)
+"""Recompute module of the norms before the halves of a block."""
 
-
-@dataclass(frozen=True)
-class Operator:
-    """One kernel, or a few that belong together.
-
-    Parameters
-    ----------
-    name : str
-        What it is.
-    kind : str
-        gemm, grouped_gemm, attention or memory (bound by bytes alone).
-    modules : tuple of str
-        Megatron-Core's recompute modules it is part of.
-    forward_flops, backward_flops : float or column
-        Arithmetic of one pass.
-    forward_bytes, backward_bytes : float or column
-        Traffic with the device's memory of one pass.
-    saved_bytes : float or column
-        Output kept for the backward pass, unless one of ``modules`` is recomputed.
-    held_bytes : float or column
-        Output kept even then: only full recompute frees it.
-    forward_cast_bytes, backward_cast_bytes : float or column
-        Traffic of the casts to fp8 around a matrix product, which are kernels of their own.
-    """
-
-    name: str
-    kind: str
-    modules: tuple[str, ...]
-    forward_flops: Any
-    backward_flops: Any
-    forward_bytes: Any
-    backward_bytes: Any
-    saved_bytes: Any = 0.0
-    held_bytes: Any = 0.0
-    forward_cast_bytes: Any = 0.0
-    backward_cast_bytes: Any = 0.0
+_MIXERS: dict[str, Callable[[Shapes, Any, Matrices], Iterator[Operator]]] = {
+    "gqa": grouped,
+    "mla": latent,
+    "compressed": compressed,
+    "gated-delta": recurrent,
+    "kda": recurrent,
+    "lightning": recurrent,
+    "mamba2": recurrent,
+}
 
 
-@dataclass(frozen=True)
-class Shapes:
-    """Token counts and byte widths that every operator of a layer uses.
-
-    ``bytes`` is an activation between operators, ``product_bytes`` one that a matrix product reads and keeps for its
-    backward pass (1 in fp8 recipes; DeepSeek-V3, arXiv 2412.19437, section 3.3.3).
-    """
-
-    hidden: int
-    bytes: int
-    product_bytes: int
-    tp: Any
-    tokens: Any
-    shard_tokens: Any
-    seq_len: int
-
-    @classmethod
-    def of(cls, model: ModelConfig, train: TrainConfig, layout: Any) -> Shapes:
-        """Shapes of one micro-batch under a layout."""
-        tokens = layout.micro_batch * float(train.seq_len) / layout.cp
-        return cls(
-            hidden=model.hidden_size,
-            bytes=train.activation_bytes,
-            product_bytes=BYTES[train.precision],
-            tp=layout.tp,
-            tokens=tokens,
-            shard_tokens=tokens / layout.sequence_shards,
-            seq_len=train.seq_len,
-        )
-
-    def gemm(
-        self,
-        name: str,
-        tokens: Any,
-        inner: Any,
-        outer: Any,
-        *modules: str,
-        kind: str = "gemm",
-        groups: Any = 1.0,
-        saved: Any = 0.0,
-        held: Any = 0.0,
-    ) -> Operator:
-        """Product of (tokens, inner) with (inner, outer); ``groups`` weight matrices of that size are read."""
-        flops = 2.0 * tokens * inner * outer
-        weights = self.product_bytes * groups * inner * outer
-        moved = tokens * (self.product_bytes * inner + self.bytes * outer) + weights
-        # fp8: the input is cast forward; backward the output's gradient, in two orders, and the input once more
-        cast = float(self.product_bytes < self.bytes) * tokens
-        casts = (cast * inner * (self.bytes + 1), cast * (outer * (self.bytes + 2) + 2 * inner))
-        return Operator(name, kind, modules, flops, 2.0 * flops, moved, 2.0 * moved, saved, held, *casts)
-
-    def stream(
-        self,
-        name: str,
-        forward_bytes: Any,
-        backward_bytes: Any,
-        *modules: str,
-        saved: Any = 0.0,
-        held: Any = 0.0,
-    ) -> Operator:
-        """Element-wise work: only its bytes count."""
-        return Operator(name, "memory", modules, 0.0, 0.0, forward_bytes, backward_bytes, saved, held)
+def matrices(tensors: tuple[Tensor, ...]) -> Matrices:
+    """Return what a token is multiplied by, by name."""
+    return {t.name: t for t in tensors if t.multiplied}
 
 
 def layer_operators(
     model: ModelConfig, kind: LayerKind, train: TrainConfig, layout: Any
 ) -> tuple[Operator, ...]:
-    """Operators of one transformer block, in the order of the forward pass."""
-    shapes = Shapes.of(model, train, layout)
-    attention = _mla(shapes, kind.attention) if kind.attention.kind == "mla" else _gqa(shapes, kind.attention)
-    mlp = _dense(shapes, kind.mlp) if kind.mlp.kind == "dense" else _experts(shapes, kind.mlp, layout)
-    return (_norm(shapes, "input_norm"), *attention, _norm(shapes, "pre_mlp_norm"), *mlp)
+    """Operators of one transformer block, in the order of the forward pass; none where it has neither half."""
+    x = Shapes.of(model, train, layout)
+    found = matrices(layer_tensors(model, kind))
+    mixer = _MIXERS.get(kind.attention.kind)
+    halves: dict[str, list[Operator]] = {"attention": [], "mlp": []}
+    if mixer:
+        halves["attention"] += mixer(x, kind.attention, found)
+    if kind.mlp.kind == "dense":
+        halves["mlp"] += _dense(x, kind.mlp)
+    elif kind.mlp.kind == "moe":
+        halves["mlp"] += _experts(x, kind.mlp, layout)
+    operators = [*_blocks(x, kind, halves, found)]
+    if model.per_layer_inputs:
+        operators += _per_layer_input(x, model.per_layer_inputs.width, found)
+    return tuple(operators)
 
 
-def _norm(x: Shapes, name: str) -> Operator:
+def _blocks(
+    x: Shapes, kind: LayerKind, halves: dict[str, list[Operator]], found: Matrices
+) -> Iterator[Operator]:
+    """Halves with their norms: one before each while there are any, the rest after them."""
+    names = {"attention": "input_norm", "mlp": "pre_mlp_norm"}
+    there = [name for name, operators in halves.items() if operators]
+    after = max(kind.norms - len(there), 0)
+    modules = () if kind.attention.kind == "mamba2" else NORMS  # Megatron-Core's Mamba layer has none
+    for name, operators in halves.items():
+        if x.streams > 1:
+            yield from _collapse(x, f"{name}_streams", found[f"hc_{name}_fn"])
+        if name in there:
+            before = there.index(name) < kind.norms
+            yield _norm(x, names[name], modules) if before else _residual_add(x)
+        yield from operators
+        if name in there:
+            posts = after // len(there) + (there.index(name) < after % len(there))
+            yield from (_post_norm(x, f"{name}_post_norm") for _ in range(posts))
+        if x.streams > 1:
+            yield _expand(x, f"{name}_streams")
+
+
+def _norm(x: Shapes, name: str, modules: tuple[str, ...] = NORMS) -> Operator:
     width = x.bytes * x.shard_tokens * x.hidden
-    # forward: read the block's output and the residual, write their sum and its norm; the sum is held
     output = x.product_bytes * x.shard_tokens * x.hidden
-    return x.stream(name, 4.0 * width, 5.0 * width, "layernorm", saved=output, held=width)
+    if x.streams > 1:  # what the streams collapse to is held already, and there is no sum
+        return x.stream(name, 2.0 * width, 3.0 * width, *modules, saved=output)
+    # forward: read the block's output and the residual, write their sum and its norm; the sum is held
+    return x.stream(name, 4.0 * width, 5.0 * width, *modules, saved=output, held=width)
 
 
-def _core_attention(
-    x: Shapes, heads: int, qk_dim: int, v_dim: int, read_dim: float, window: int | None
-) -> Operator:
-    flops = 2.0 * x.tokens * mean_keys(x.seq_len, window) * heads * (qk_dim + v_dim) / x.tp
-    output = x.bytes * x.tokens * heads * v_dim / x.tp
-    moved = x.bytes * x.tokens * read_dim / x.tp + output
-    log_sum_exp = 4.0 * x.tokens * heads / x.tp
-    return Operator(
-        "core_attention",
-        "attention",
-        ("core_attn",),
-        flops,
-        FLASH_BACKWARD * flops,
-        moved,
-        3.0 * moved,
-        log_sum_exp,
-        output,
-    )
+def _post_norm(x: Shapes, name: str) -> Operator:
+    """Norm of a half's output, which is held for it."""
+    width = x.bytes * x.shard_tokens * x.hidden
+    return x.stream(name, 2.0 * width, 3.0 * width, held=width)
 
 
-def _gqa(x: Shapes, spec: GroupedQueryAttention) -> Iterator[Operator]:
-    queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-    width = float(queries + 2 * keys)
-    rows = x.bytes * x.tokens * width / x.tp
-    yield x.gemm("qkv_projection", x.tokens, x.hidden, width / x.tp, held=rows)
-    turned = x.bytes * x.tokens * (queries + keys) / x.tp
-    if spec.qk_norm != "none":
-        yield x.stream("qk_norm", 2.0 * turned, 3.0 * turned, held=turned)
-    yield x.stream("rotary", 2.0 * turned, 2.0 * turned)
-    yield _core_attention(x, spec.heads, spec.head_dim, spec.head_dim, width, spec.window)
-    yield x.gemm("output_projection", x.tokens, queries / x.tp, x.hidden)
+def _residual_add(x: Shapes) -> Operator:
+    """Add to the stream without a norm of its own: the half reads what the one before it read."""
+    width = x.bytes * x.shard_tokens * x.hidden
+    return x.stream("residual_add", 3.0 * width, 2.0 * width)
 
 
-def _mla(x: Shapes, spec: MultiHeadLatentAttention) -> Iterator[Operator]:
-    qk_dim = spec.qk_nope_head_dim + spec.qk_rope_head_dim
-    latent = spec.kv_lora_rank + spec.qk_rope_head_dim
-    up = "mla_up_proj"
-    queries = x.bytes * x.tokens * spec.heads * qk_dim / x.tp
-    if spec.q_lora_rank is None:
-        yield x.gemm("q_projection", x.tokens, x.hidden, spec.heads * qk_dim / x.tp, held=queries)
-    else:
-        small = x.bytes * x.shard_tokens * spec.q_lora_rank
-        yield x.gemm("q_down_projection", x.shard_tokens, x.hidden, spec.q_lora_rank, held=small)
-        yield x.stream(
-            "q_norm", 2.0 * small, 3.0 * small, up, saved=x.product_bytes * x.tokens * spec.q_lora_rank
-        )
-        yield x.gemm(
-            "q_up_projection", x.tokens, spec.q_lora_rank, spec.heads * qk_dim / x.tp, up, saved=queries
-        )
-    small = x.bytes * x.shard_tokens * latent
-    yield x.gemm("kv_down_projection", x.shard_tokens, x.hidden, latent, held=small)
-    yield x.stream(
-        "kv_norm", 2.0 * small, 3.0 * small, up, saved=x.product_bytes * x.tokens * spec.kv_lora_rank
-    )
-    rebuilt = (
-        x.bytes * x.tokens * spec.heads * (qk_dim + spec.v_head_dim) / x.tp
-    )  # keys with rope, and values
-    width = spec.heads * (spec.qk_nope_head_dim + spec.v_head_dim) / x.tp
-    yield x.gemm("kv_up_projection", x.tokens, spec.kv_lora_rank, width, up, saved=rebuilt)
-    turned = x.bytes * x.tokens * spec.heads * spec.qk_rope_head_dim / x.tp
-    yield x.stream("rotary", 4.0 * turned + rebuilt, 4.0 * turned + rebuilt, up)
-    yield _core_attention(
-        x, spec.heads, qk_dim, spec.v_head_dim, spec.heads * (2.0 * qk_dim + spec.v_head_dim), None
-    )
-    yield x.gemm("output_projection", x.tokens, spec.heads * spec.v_head_dim / x.tp, x.hidden)
+def _collapse(x: Shapes, name: str, maps: Tensor) -> Iterator[Operator]:
+    """Yield the maps that several residual streams are mixed by, and what they collapse to: both are held.
+
+    The product is a few outputs wide, so the streams' bytes bound it (DeepSeek-V4's hyper-connections).
+    """
+    width = x.bytes * x.shard_tokens * x.hidden
+    flops = 2.0 * x.shard_tokens * maps.size
+    read = x.streams * width
+    yield x.stream(f"{name}_maps", read, 3.0 * read, flops=flops, held=read)
+    yield x.stream(f"{name}_collapse", read + width, 2.0 * read + width, held=width)
+
+
+def _expand(x: Shapes, name: str) -> Operator:
+    """Mix the streams and add the half's output to each; it is held for the gradient of its weights."""
+    width = x.bytes * x.shard_tokens * x.hidden
+    moved = 2.0 * x.streams * width + width
+    return x.stream(f"{name}_expand", moved, moved + (x.streams + 1.0) * width, held=width)
+
+
+def _per_layer_input(x: Shapes, width: int, found: Matrices) -> Iterator[Operator]:
+    """Mix a layer's own embedding into the stream. Kept: the stream, the embedding, the gate, and both products."""
+    stream = x.bytes * x.shard_tokens * x.hidden
+    rows = x.bytes * x.shard_tokens * width
+    yield x.product(found["per_layer_input_gate"])
+    yield x.stream("per_layer_gate", 3.0 * rows, 5.0 * rows, held=stream + 2.0 * rows)
+    yield x.product(found["per_layer_projection"])
+    yield x.stream("per_layer_norm", 4.0 * stream, 5.0 * stream)
 
 
 def _feed_forward(
     x: Shapes,
     prefix: str,
     tokens: Any,
+    inner: int,
     width: Any,
     gated: bool,
     modules: tuple[str, ...],
@@ -226,9 +143,7 @@ def _feed_forward(
 ) -> Iterator[Operator]:
     inputs = 2.0 if gated else 1.0
     up, down = x.bytes * tokens * inputs * width, x.bytes * tokens * width
-    yield x.gemm(
-        f"{prefix}fc1", tokens, x.hidden, inputs * width, *modules, kind=kind, groups=groups, saved=up
-    )
+    yield x.gemm(f"{prefix}fc1", tokens, inner, inputs * width, *modules, kind=kind, groups=groups, saved=up)
     yield x.stream(
         f"{prefix}activation",
         up + down,
@@ -236,11 +151,12 @@ def _feed_forward(
         *activation_modules,
         saved=x.product_bytes * tokens * width,
     )
-    yield x.gemm(f"{prefix}fc2", tokens, width, x.hidden, *modules, kind=kind, groups=groups)
+    yield x.gemm(f"{prefix}fc2", tokens, width, inner, *modules, kind=kind, groups=groups)
 
 
 def _dense(x: Shapes, spec: FeedForward) -> Iterator[Operator]:
-    yield from _feed_forward(x, "", x.tokens, spec.ffn_hidden_size / x.tp, spec.gated, ("mlp",), ("mlp",))
+    width = spec.ffn_hidden_size / x.tp
+    yield from _feed_forward(x, "", x.tokens, x.hidden, width, spec.gated, ("mlp",), ("mlp",))
 
 
 def routed_tokens(x: Shapes, spec: MixtureOfExperts, layout: Any) -> Any:
@@ -248,16 +164,24 @@ def routed_tokens(x: Shapes, spec: MixtureOfExperts, layout: Any) -> Any:
     return x.tokens / x.tp * float(spec.top_k) * layout.etp * layout.expert_imbalance
 
 
+def expert_width(hidden: int, spec: MixtureOfExperts) -> int:
+    """Numbers of a token that experts read, write and exchange."""
+    return spec.latent_size or hidden
+
+
 def _experts(x: Shapes, spec: MixtureOfExperts, layout: Any) -> Iterator[Operator]:
     scores = 4.0 * x.shard_tokens * spec.num_experts
     yield x.gemm("router", x.shard_tokens, x.hidden, spec.num_experts, "moe", saved=scores)
-    copies = routed_tokens(x, spec, layout)
-    moved = x.bytes * copies * x.hidden
-    yield x.stream("permute", 2.0 * moved, 2.0 * moved, "moe", saved=x.product_bytes * copies * x.hidden)
+    inner, copies = expert_width(x.hidden, spec), routed_tokens(x, spec, layout)
+    if spec.latent_size:
+        yield x.gemm("latent_down", x.shard_tokens, x.hidden, inner, "moe")
+    moved = x.bytes * copies * inner
+    yield x.stream("permute", 2.0 * moved, 2.0 * moved, "moe", saved=x.product_bytes * copies * inner)
     yield from _feed_forward(
         x,
         "expert_",
         copies,
+        inner,
         spec.expert_ffn_hidden_size / layout.etp,
         spec.gated,
         ("moe",),
@@ -266,27 +190,62 @@ def _experts(x: Shapes, spec: MixtureOfExperts, layout: Any) -> Iterator[Operato
         spec.num_experts / layout.ep,
     )
     yield x.stream("unpermute", 2.0 * moved, 2.0 * moved, "moe")
+    if spec.latent_size:
+        gathered = x.product_bytes * x.shard_tokens * inner  # experts' outputs, summed
+        yield x.gemm("latent_up", x.shard_tokens, inner, x.hidden, "moe", saved=gathered)
     if spec.shared_ffn_hidden_size:
-        modules = ("moe", "shared_experts")
-        yield from _feed_forward(
-            x, "shared_", x.tokens, spec.shared_ffn_hidden_size / x.tp, spec.gated, modules, modules
-        )
+        yield from _shared_experts(x, spec)
+
+
+def _shared_experts(x: Shapes, spec: MixtureOfExperts) -> Iterator[Operator]:
+    modules, width = ("moe", "shared_experts"), spec.shared_ffn_hidden_size / x.tp
+    yield from _feed_forward(x, "shared_", x.tokens, x.hidden, width, spec.gated, modules, modules)
+    if spec.shared_gate:
+        output = x.bytes * x.shard_tokens * x.hidden
+        yield x.gemm("shared_gate", x.shard_tokens, x.hidden, 1.0, *modules)
+        yield x.stream("shared_gating", 2.0 * output, 3.0 * output, *modules, saved=output)
+
+
+def entry_bytes(model: ModelConfig, kind: LayerKind, train: TrainConfig, layout: Any) -> Any:
+    """Bytes of a block's inputs: all that full recompute keeps of it.
+
+    The residual streams; its own embedding, where it has one; and keys and values of an earlier layer that it uses,
+    counted at each layer that does.
+    """
+    x = Shapes.of(model, train, layout)
+    own = model.per_layer_inputs.width if model.per_layer_inputs else 0
+    entry = x.bytes * x.shard_tokens * (x.streams * x.hidden + own)
+    spec = kind.attention
+    if spec.kind == "gqa" and not spec.own_keys:
+        entry = entry + x.bytes * x.tokens * spec.kv_heads * (spec.head_dim + spec.value_dim) / x.tp
+    return entry
 
 
 def head_operators(model: ModelConfig, train: TrainConfig, layout: Any) -> tuple[Operator, ...]:
     """List final norm, output projection and cross-entropy of one micro-batch (logits split over ``tp``)."""
     x = Shapes.of(model, train, layout)
     logits = x.tokens * float(model.vocab_size) / x.tp
+    trunk = matrices(trunk_tensors(model))
+    streams = _collapse(x, "head_streams", trunk["hc_head_fn"]) if x.streams > 1 else ()
     projection = x.gemm("output_head", x.tokens, x.hidden, float(model.vocab_size) / x.tp)
     loss = x.stream("cross_entropy", (x.bytes + 8.0) * logits, (x.bytes + 4.0) * logits)
-    return (_norm(x, "final_norm"), projection, loss)
+    return (*streams, _norm(x, "final_norm"), projection, loss)
 
 
 def embedding_operators(model: ModelConfig, train: TrainConfig, layout: Any) -> tuple[Operator, ...]:
-    """Look-up of one micro-batch's tokens."""
+    """Look-up of one micro-batch's tokens, its norm and its copies where there are any, and per-layer inputs."""
     x = Shapes.of(model, train, layout)
     rows = x.bytes * x.tokens * model.hidden_size
-    return (x.stream("embedding", 2.0 * rows, 3.0 * rows),)
+    found = [x.stream("embedding", (1.0 + x.streams) * rows, (2.0 + x.streams) * rows)]
+    own = x.bytes * x.shard_tokens * model.hidden_size
+    if model.embedding_norm:
+        found.append(x.stream("embedding_norm", 2.0 * own, 3.0 * own, held=own))
+    if model.per_layer_inputs:
+        rows = x.bytes * x.tokens * model.per_layer_inputs.width * model.num_layers
+        found.append(x.stream("per_layer_embedding", 2.0 * rows, 3.0 * rows))
+        found.append(x.product(matrices(trunk_tensors(model))["per_layer_projection"]))
+        found.append(x.stream("per_layer_projection_norm", 3.0 * rows, 5.0 * rows))
+    return tuple(found)
 
 
 def mtp_operators(model: ModelConfig, train: TrainConfig, layout: Any) -> tuple[Operator, ...]:
@@ -299,5 +258,5 @@ def mtp_operators(model: ModelConfig, train: TrainConfig, layout: Any) -> tuple[
         model.hidden_size / x.tp,
         held=2.0 * x.bytes * x.shard_tokens * model.hidden_size,
     )
-    block = layer_operators(model, model.layers[-1], train, layout)
+    block = layer_operators(model, model.mtp_block, train, layout)
     return (_norm(x, "mtp_norm"), join, *block, *head_operators(model, train, layout))

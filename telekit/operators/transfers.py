@@ -2,7 +2,8 @@
 
 Tensor parallelism with sequence parallelism gathers a block's input and scatters its output (Megatron-Core; the
 backward gathers once more for the weight gradient); without, it sums the output. Experts send every chosen copy of a
-token to its expert's rank and back.
+token to its expert's rank and back. Context ranks pass keys and values round a ring, or exchange sequence for heads
+before attention and back after it (Ulysses, arXiv 2309.14509, section 3.2).
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from telekit.model.config import LayerKind, MixtureOfExperts, ModelConfig
-from telekit.operators.layer import Shapes, routed_tokens
+from telekit.operators.attention import gathered_width
+from telekit.operators.layer import Shapes, expert_width, routed_tokens
 from telekit.training.config import TrainConfig
 
 
@@ -51,18 +53,18 @@ def layer_transfers(
     x = Shapes.of(model, train, layout)
     block = x.bytes * x.tokens * x.hidden
     spec = kind.attention
-    latent = (
-        (spec.q_lora_rank or x.hidden) + spec.kv_lora_rank + spec.qk_rope_head_dim
-        if spec.kind == "mla"
-        else 0
-    )
-    gathered = x.bytes * x.tokens * latent if latent else block
-    found = [*_tensor_parallel("attention", layout, gathered, block), _ring(x, kind, layout)]
+    gathered = x.bytes * x.tokens * gathered_width(x.hidden, spec)
+    found: list[Transfer] = []
+    if spec.heads:
+        found += [
+            *_tensor_parallel("attention", layout, gathered, block),
+            *_context_parallel(x, kind, layout),
+        ]
     if isinstance(kind.mlp, MixtureOfExperts):
         found += _expert_parallel(x, kind.mlp, train, layout)
         if kind.mlp.shared_ffn_hidden_size:
             found += _tensor_parallel("shared_expert", layout, block, block, ("moe", "shared_experts"))
-    else:
+    elif kind.mlp.kind == "dense":
         found += _tensor_parallel("mlp", layout, block, block, ("mlp",))
     return tuple(found)
 
@@ -106,24 +108,37 @@ def _tensor_parallel(
         yield Transfer(f"{name}_backward_all_reduce", "all-reduce", "tp", gathered, 0.0, 1.0)
 
 
-def _ring(x: Shapes, kind: LayerKind, layout: Any) -> Transfer:
-    """Keys and values that each context rank passes on, hidden behind attention where that is longer."""
+def _context_parallel(x: Shapes, kind: LayerKind, layout: Any) -> Iterator[Transfer]:
+    """Keys and values round a ring, hidden behind attention where that is longer; or four all-to-alls in the open."""
+    query, key, value, output = _attention_widths(kind)
+    if layout.cp_comm_type == "a2a":
+        for name, width in (("query", query), ("key", key), ("value", value), ("output", output)):
+            sent = x.bytes * x.tokens * width / x.tp
+            yield Transfer(f"ulysses_{name}", "all-to-all", "cp", sent, 1.0, 1.0, modules=("core_attn",))
+        return
+    whole = x.bytes * x.tokens * layout.cp * (key + value) / x.tp
+    yield Transfer("ring_attention", "all-gather", "cp", whole, 1.0, 2.0, "core_attention", ("core_attn",))
+
+
+def _attention_widths(kind: LayerKind) -> tuple[int, int, int, int]:
+    """Numbers a token of queries, keys, values and output, over all heads."""
     spec = kind.attention
     if spec.kind == "mla":
-        width = spec.heads * (spec.qk_nope_head_dim + spec.qk_rope_head_dim + spec.v_head_dim)
-    else:
-        width = 2 * spec.kv_heads * spec.head_dim
-    whole = x.bytes * x.tokens * layout.cp * width / x.tp
-    return Transfer("ring_attention", "all-gather", "cp", whole, 1.0, 2.0, "core_attention", ("core_attn",))
+        keys = spec.heads * (spec.qk_nope_head_dim + spec.qk_rope_head_dim)
+        return keys, keys, spec.heads * spec.v_head_dim, spec.heads * spec.v_head_dim
+    head, value_head = getattr(spec, "head_dim", 0), getattr(spec, "v_head_dim", None)
+    value_head = value_head or head
+    return spec.heads * head, spec.kv_heads * head, spec.kv_heads * value_head, spec.heads * value_head
 
 
 def _expert_parallel(
     x: Shapes, spec: MixtureOfExperts, train: TrainConfig, layout: Any
 ) -> Iterator[Transfer]:
-    per_rank = routed_tokens(x, spec, layout) / layout.etp * x.hidden
+    width = expert_width(x.hidden, spec)
+    per_rank = routed_tokens(x, spec, layout) / layout.etp * width
     sent = 1.0 if train.precision == "fp8" else float(x.bytes)  # fp8 recipes dispatch in fp8, combine in bf16
     if layout.dispatcher == "allgather":
-        whole = x.shard_tokens * layout.ep * x.hidden
+        whole = x.shard_tokens * layout.ep * width
         yield Transfer("expert_gather", "all-gather", "ep", sent * whole, 1.0, 1.0, modules=("moe",))
         yield Transfer("expert_scatter", "reduce-scatter", "ep", x.bytes * whole, 1.0, 1.0, modules=("moe",))
     else:

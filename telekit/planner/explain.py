@@ -7,6 +7,7 @@ from dataclasses import replace
 from telekit.job import Job
 from telekit.planner.integer_program import bottleneck_program
 from telekit.planner.placing import stage_problem
+from telekit.planner.stage_problem import by_kind
 
 
 def program_text(job: Job, rows: int = 12) -> str:
@@ -20,4 +21,4 @@ def program_text(job: Job, rows: int = 12) -> str:
         At most so many rows of each group; the others are counted.
     """
     open_layout = job.layout.model_copy(update={"stages": "auto"})
-    return bottleneck_program(stage_problem(replace(job, layout=open_layout))).text(rows)
+    return bottleneck_program(by_kind(stage_problem(replace(job, layout=open_layout)))).text(rows)

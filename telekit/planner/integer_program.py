@@ -154,7 +154,8 @@ def _layers(problem: StageProblem, name: str, overshoot: bool = False) -> Progra
     if problem.min_layers:
         for v, s in problem.positions:
             _row(lp, f"least_c{v}_s{s}", dict.fromkeys(counts[:, v, s], 1.0), ">=", problem.min_layers)
-    _order_rows(problem, lp, counts)
+    if problem.ordered:
+        _order_rows(problem, lp, counts)
     _memory_rows(problem, program, overshoot)
     return program
 

@@ -125,14 +125,19 @@ class Mixer:
         held = np.unique(self.problem.profiles[:, :, stage], axis=0)
         wanted = [tuple(row) for row in layers.tolist()]
         fronts = [self.frontier(row) for row in wanted]
+        limit = room + _slack(self.problem, stage)
+        fattest, leanest = ([front.activation[end] for front in fronts] for end in (0, -1))
+        if (held @ fattest <= limit).all():  # nothing needs to be recomputed, so nothing more is to be found
+            whole = [self._unwound(row, 0) for row in wanted]
+            return np.array([front.extra[0] for front in fronts]), np.stack(whole)
+        if (held @ leanest > limit).any():
+            return None
         most = max(2, int(MOST_MIXES ** (1 / len(fronts))))
         picks = [_thinned(len(front.extra), most) for front in fronts]
         grids = np.meshgrid(*picks, indexing="ij")
         index = np.stack([g.ravel() for g in grids])
         activation = np.stack([front.activation[i] for front, i in zip(fronts, index, strict=True)])
-        fits = ((held @ activation) <= room + _slack(self.problem, stage)).all(axis=0)
-        if not fits.any():
-            return None
+        fits = ((held @ activation) <= limit).all(axis=0)
         extra = np.stack([front.extra[i] for front, i in zip(fronts, index, strict=True)])
         total, longest = extra.sum(axis=0), extra.max(axis=0)
         best = np.lexsort((longest, np.where(fits, total, math.inf)))[0]

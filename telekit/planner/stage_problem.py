@@ -6,7 +6,7 @@ Nothing here knows models or clusters. Times are in seconds and sizes in bytes, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -20,6 +20,8 @@ from telekit.planner.stage_checks import broken_numbers, broken_shapes
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+MOST_RUNS = 40
+"""Runs that an integer program keeps in order."""
 CAP_SLACK = 1e-9
 """Rounding that a full stage may have, as a part of the cap."""
 
@@ -90,6 +92,8 @@ class StageProblem:
         Between neighbouring model parts; it does not occupy a stage.
     min_layers : int
         Least layers of a chunk.
+    ordered : bool
+        False: the order of runs does not matter (:func:`by_kind`).
 
     Raises
     ------
@@ -109,6 +113,7 @@ class StageProblem:
     constant_bytes: ArrayLike = 0.0
     comm_s: float = 0.0
     min_layers: int = 1
+    ordered: bool = True
 
     def __post_init__(self) -> None:
         problems = list(broken_numbers(self)) or list(broken_shapes(self))
@@ -217,6 +222,34 @@ class Placement:
         """Layers with a recompute option, over all runs, shape (chunks, stages)."""
         chosen = [problem.layers[t].options[o].name == option for t, o in problem.columns]
         return np.asarray(self.array[np.array(chosen)].sum(axis=0))
+
+
+def by_kind(problem: StageProblem) -> StageProblem:
+    """State a problem of many runs (alternating kinds of layers) by kind: equal layers are one run, in no order.
+
+    Every placement is one of this problem too, so bounds of it hold; its solutions say how many layers a part takes,
+    not which. A problem of up to :data:`MOST_RUNS` runs is returned as it is.
+    """
+    if len(problem.layers) <= MOST_RUNS:
+        return problem
+    counts: dict[Any, int] = {}
+    for run in problem.layers:
+        counts[run.kind] = counts.get(run.kind, 0) + run.count
+    first = {run.kind: run for run in reversed(problem.layers)}
+    layers = tuple(replace(first[kind], count=count) for kind, count in counts.items())
+    return replace(problem, layers=layers, ordered=False)
+
+
+def placed_by_kind(problem: StageProblem, placement: Placement) -> Placement:
+    """Return a placement as one of :func:`by_kind`'s problem."""
+    stated = by_kind(problem)
+    if stated is problem:
+        return placement
+    kinds = [run.kind for run in stated.layers]
+    whole = np.zeros((len(stated.columns), problem.chunks, problem.stages), dtype=np.int64)
+    for (run, option), layers in zip(problem.columns, placement.array, strict=True):
+        whole[stated.columns.index((kinds.index(problem.layers[run].kind), option))] += layers
+    return Placement.from_array(stated, whole)
 
 
 def stage_times(problem: StageProblem, placement: Placement) -> tuple[Floats, Floats]:

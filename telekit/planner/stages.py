@@ -20,10 +20,10 @@ from telekit.errors import InputError, Problem, bad
 from telekit.planner.cbc import Status
 from telekit.planner.cutting_planes import PathProgram
 from telekit.planner.dynamic_program import covers, least_bottleneck
-from telekit.planner.integer_program import bottleneck_program, capacity_program, program_text
+from telekit.planner.integer_program import Program, bottleneck_program, capacity_program, program_text
 from telekit.planner.makespan_search import Evaluator, even_sizes, part_sizes, search, uniform_sizes
 from telekit.planner.recompute_mix import Mixer
-from telekit.planner.solver import PROVED_GAP, SOLVERS, solve
+from telekit.planner.solver import PROVED_GAP, SOLVERS, Outcome, solve
 from telekit.planner.stage_problem import (
     CAP_SLACK,
     EndLoad,
@@ -33,7 +33,9 @@ from telekit.planner.stage_problem import (
     RecomputeOption,
     StageProblem,
     bottleneck,
+    by_kind,
     peak_memory,
+    placed_by_kind,
     simulated_makespan,
     stage_times,
 )
@@ -161,6 +163,7 @@ class _Placer:
         self, problem: StageProblem, solver: str, time_limit_s: float, progress: Progress | None
     ) -> None:
         self.problem, self.solver = problem, solver
+        self.stated = by_kind(problem)  # as integer programs state it
         self.began, self.limit_s = time.monotonic(), time_limit_s
         self.progress = progress or (lambda done, total, what: None)
         self.mixer = Mixer(problem)
@@ -191,10 +194,11 @@ class _Placer:
         start, proved = self._start()
         found = [start]
         least_s = self._bottleneck_of(start)
-        program = bottleneck_program(self.problem, at_most=least_s)
+        program = bottleneck_program(self.stated, at_most=least_s)
         limit_s = max(1.0, self._left_s(share))
-        outcome = solve(program.lp, self.solver, limit_s, start=program.start(start))
-        solved = program.placement(self.problem, outcome.values) if outcome.values else start
+        known = program.start(placed_by_kind(self.problem, start))
+        outcome = solve(program.lp, self.solver, limit_s, start=known)
+        solved = self._read(program, outcome) or start
         if self._fits(solved):
             found.append(solved)
             least_s = min(least_s, self._bottleneck_of(solved))
@@ -214,17 +218,32 @@ class _Placer:
             even = even_sizes(self.problem)
             if np.isfinite(evaluator.makespans(even[None])[0]):
                 return evaluator.placement(even), False
-        program = capacity_program(self.problem)
+        program = capacity_program(self.stated)
         outcome = solve(program.lp, self.solver, max(1.0, self._left_s()))
         proved = covers(self.problem) or (outcome.bound or 0.0) > 0
-        if not outcome.values:
+        placement = self._read(program, outcome)
+        if placement is None:
             raise self._no_fit(None, proved)
         # The solver's tolerance is no byte more: the placement itself says what it holds.
-        placement = program.placement(self.problem, outcome.values)
         if not self._fits(placement):
             over = peak_memory(self.problem, placement) - self.problem.cap_bytes
             raise self._no_fit(float(over.max()), proved)
         return placement, False
+
+    def _read(self, program: Program, outcome: Outcome) -> Placement | None:
+        """Read a solver's answer, its layers in the model's order; None where it has none, or none that fits."""
+        if not outcome.values:
+            return None
+        return self._in_order(program.placement(self.stated, outcome.values))
+
+    def _in_order(self, solved: Placement) -> Placement | None:
+        """Keep the sizes of a placement in no order: which layers a part then has follows, and what it recomputes."""
+        if self.stated.ordered:
+            return solved
+        sizes = part_sizes(self.stated, solved)
+        evaluator = Evaluator(self.problem, self.mixer)
+        fits = np.isfinite(evaluator.makespans(sizes[None])[0])
+        return evaluator.placement(sizes) if fits else None
 
     def _no_fit(self, over: float | None, proved: bool) -> NoFitError:
         cap = self.problem.cap_bytes.tolist()
@@ -244,17 +263,18 @@ class _Placer:
         if self.problem.chunks == 1:
             return bottleneck_bound or 0.0
         self._tell("bound on the longest stage")
-        program = bottleneck_program(self.problem, whole_stages=True)
+        program = bottleneck_program(self.stated, whole_stages=True)
         outcome = solve(program.lp, self.solver, max(1.0, self._left_s(0.15)))
-        if outcome.values:
-            self._keep(program.placement(self.problem, outcome.values))
+        placement = self._read(program, outcome)
+        if placement is not None:
+            self._keep(placement)
         return (outcome.bound or 0.0) * program.time_unit
 
     def _least_makespan(self, floor_s: float) -> Proof:
         """Bound by the relaxation, search by simulation, then branch until proved or out of time."""
         assert self.best is not None
         self._tell("bound on the makespan")
-        rows = PathProgram(self.problem, floor_s, self.most_bottleneck)
+        rows = PathProgram(self.stated, floor_s, self.most_bottleneck)
         times = stage_times(self.problem, self.best[1])
         rows.learn(*times)
         near = rows.relax(np.stack(times), time.monotonic() + self._left_s(0.3))
@@ -280,7 +300,9 @@ class _Placer:
         """One integer program; simulate, improve and learn from what it finds."""
         assert self.best is not None
         limit_s = self._left_s(0.8) if self._left_s() > 2 else self._left_s()
-        outcome, placement = rows.branch(self.best[1], self.best[0], self.solver, limit_s)
+        known = placed_by_kind(self.problem, self.best[1])
+        outcome, solved = rows.branch(known, self.best[0], self.solver, limit_s)
+        placement = None if solved is None else self._in_order(solved)
         if placement is not None:
             self._keep(placement)
             rows.learn(*stage_times(self.problem, placement))

@@ -21,7 +21,9 @@ PER_CASE = 25
 def shapes():
     """40 pipeline shapes with 25 random rows each: 1,000 layouts over models, devices, schedules and flags."""
     rng = np.random.default_rng(7)
-    models = ["deepseek-v3", "qwen3-235b-a22b", "gpt-oss-120b", "llama-3.1-70b", "gpt3-175b"]
+    models = ["deepseek-v3", "qwen3-235b-a22b", "gpt-oss-120b", "llama-3.1-70b", "gpt3-175b", "deepseek-v3.2",
+              "deepseek-v4-flash", "qwen3-next-80b-a3b", "kimi-linear-48b-a3b", "minimax-text-01", "hunyuan-large",
+              "nemotron-h-56b", "nemotron-3-super-120b-a12b", "llama-3.3-nemotron-super-49b"]  # fmt: skip
     for i in range(40):
         schedule = SCHEDULES[i % len(SCHEDULES)]
         base = ParallelConfig(

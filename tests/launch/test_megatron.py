@@ -17,6 +17,7 @@ from telekit.launch.pipeline_layout import read_layout
 from telekit.layout.config import SCHEDULES
 from telekit.layout.schedules import default_chunks
 from telekit.layout.stages import assign
+from telekit.model.config import PerLayerInputs
 
 # What each option takes, read in megatron/training/arguments.py of github:NVIDIA/Megatron-LM at
 # 000c4ac24f61159c138b0975def722c65245983c. None is a switch; a set, a choice; a list, several words of a choice.
@@ -94,6 +95,30 @@ OPTIONS = {
     "vocab-size": int,
     "window-attn-skip-freq": str,
     "window-size": str,
+}
+
+# Read at 00caa53af309 of the same, in arguments.py and in the fields of transformer_config.py, which are arguments.
+OPTIONS |= {
+    "attention-output-gate": None,
+    "dsa-indexer-head-dim": int,
+    "dsa-indexer-n-heads": int,
+    "dsa-indexer-topk": int,
+    "experimental-attention-variant": {"gated_delta_net", "dsa"},
+    "hybrid-override-pattern": str,
+    "is-hybrid-model": None,
+    "linear-attention-freq": str,
+    "linear-conv-kernel-dim": int,
+    "linear-key-head-dim": int,
+    "linear-num-key-heads": int,
+    "linear-num-value-heads": int,
+    "linear-value-head-dim": int,
+    "mamba-head-dim": int,
+    "mamba-num-groups": int,
+    "mamba-num-heads": int,
+    "mamba-state-dim": int,
+    "moe-latent-size": int,
+    "moe-shared-expert-gate": None,
+    "spec": ["megatron.core.models.mamba.mamba_layer_specs", "mamba_stack_spec"],
 }
 
 
@@ -189,7 +214,8 @@ def test_deepseek_v3():
 def degrees(model):
     """Two layouts that every model of the catalog takes: data and expert parallel only, and all kinds at once."""
     yield {"ep": 8 if model.moe else 1}
-    yield {"tp": 2, "pp": 2, "vpp": 2, "recompute": "selective", "ep": 2 if model.moe else 1}
+    tp = 1 if model.name == "gpt2-xl" else 2  # it has 25 heads
+    yield {"tp": tp, "pp": 2, "vpp": 2, "recompute": "selective", "ep": 2 if model.moe else 1}
 
 
 @pytest.mark.parametrize("name", catalog.names("models"))
@@ -201,6 +227,7 @@ def test_every_model_gives_options_that_exist(name, which):
     found = parsed(job)
     assert found["num-layers"] == len(job.model.layers)
     placed = found.get("pipeline-model-parallel-layout")
+    assert not (placed and found.get("is-hybrid-model"))
     if placed:
         read = read_layout(placed, job.layout.pp)
         assert [[part.layers for part in row] for row in read] == assign(
@@ -428,3 +455,95 @@ def test_comments_come_first_and_a_name_cannot_end_its_line():
     kinds = [line.startswith("#") for line in lines]
     assert kinds == sorted(kinds, reverse=True)
     assert all(line.startswith(("#", "--")) for line in lines)
+
+
+# --- kinds of layers ---------------------------------------------------------------------------------------
+
+
+def test_qwen3_next_alternates_gated_delta_nets_and_gated_attention():
+    found = parsed(a_job("qwen3-next-80b-a3b", ep=16))
+    assert found["experimental-attention-variant"] == "gated_delta_net"
+    assert found["linear-attention-freq"] == "([1]*3+[0])*12"
+    names = ("conv-kernel-dim", "key-head-dim", "value-head-dim", "num-key-heads", "num-value-heads")
+    assert [found[f"linear-{name}"] for name in names] == [4, 128, 128, 16, 32]
+    assert (
+        found["num-attention-heads"] == 16 and found["kv-channels"] == 256 and found["num-query-groups"] == 2
+    )
+    assert found["attention-output-gate"] and found["moe-shared-expert-gate"] and found["qk-layernorm"]
+
+
+def test_nemotron_hybrids_are_patterns():
+    job = a_job("nemotron-3-super-120b-a12b", nodes=16, ep=16)
+    found, said = parsed(job), " ".join(comments(job))
+    pattern, _, module = found["hybrid-override-pattern"].partition("/")
+    letters = {"mamba2": "M", "gqa": "*", "moe": "E"}
+    halves = [kind.attention.kind if kind.mlp.kind == "none" else kind.mlp.kind for kind in job.model.layers]
+    assert pattern == "".join(letters[half] for half in halves) and len(pattern) == found["num-layers"] == 88
+    assert module == "*E"
+    names = ("num-heads", "head-dim", "num-groups", "state-dim")
+    assert [found[f"mamba-{name}"] for name in names] == [128, 64, 8, 128]
+    assert found["position-embedding-type"] == "none" and found["moe-latent-size"] == 1024
+    assert "moe-layer-freq" not in found and "swiglu" not in found
+    assert "pretrain_mamba.py" in said and "convolution" not in said
+    other = job.model.model_copy(update={"kinds": tuple(_wider(kind) for kind in job.model.kinds)})
+    assert any("convolution" in line for line in comments(replace(job, model=other)))
+
+
+def _wider(kind):
+    if kind.attention.kind != "mamba2":
+        return kind
+    return kind.model_copy(update={"attention": kind.attention.model_copy(update={"conv_kernel": 8})})
+
+
+def test_a_hybrids_uneven_stages_are_not_kept_and_that_is_said():
+    uneven = a_job("nemotron-h-56b", nodes=4, tp=8, pp=4)  # 118 layers
+    assert "pipeline-model-parallel-layout" not in parsed(uneven)
+    assert any("planned stages are not kept" in line for line in comments(uneven))
+    even = a_job("nemotron-h-56b", nodes=4, tp=8, pp=2, recompute="selective")
+    assert not any("planned stages" in line for line in comments(even))
+    assert any("Mamba layers recompute nothing selectively" in line for line in comments(even))
+    hidden = a_job("nemotron-3-nano-30b-a3b", ep=8, overlap_moe_comm=True)
+    assert "overlap-moe-expert-parallel-comm" not in parsed(hidden)
+
+
+def test_deepseek_v3_2_chooses_keys():
+    job = a_job("deepseek-v3.2", nodes=64, device="h800", pp=8, ep=64)
+    found = parsed(job)
+    assert found["multi-latent-attention"] and found["experimental-attention-variant"] == "dsa"
+    names = ("n-heads", "head-dim", "topk")
+    assert [found[f"dsa-indexer-{name}"] for name in names] == [64, 128, 2048]
+    assert any("--dsa-indexer-loss-coeff" in line for line in comments(job))
+
+
+@pytest.mark.parametrize(
+    "name, said",
+    [
+        ("deepseek-v4-flash", ["compressed layers", "4 residual streams"]),
+        ("kimi-linear-48b-a3b", ["kda layers"]),
+        ("minimax-text-01", ["lightning layers"]),
+        ("mimo-v2-flash", ["value heads of a width of their own", "attention differs"]),
+        ("step-3.5-flash", ["output_gate head"]),
+        ("llama-4-scout", ["attention inside chunks"]),
+        ("hunyuan-large", ["shared keys or values"]),
+        ("gemma-4-26b-a4b", ["shared keys or values", "other than two norms", "scales of the router"]),
+        ("llama-3.3-nemotron-super-49b", ["--heterogeneous-layers-config-path", "widths differ"]),
+    ],
+)
+def test_a_part_without_an_argument_is_said(name, said):
+    lines = " ".join(comments(a_job(name, nodes=4)))
+    assert all(words in lines for words in said)
+    assert "experimental-attention-variant" not in parsed(a_job(name, nodes=4))
+
+
+def test_plain_models_get_no_such_notes():
+    for name in ("llama-3.1-8b", "deepseek-v3", "qwen3-235b-a22b", "mixtral-8x7b"):
+        lines = " ".join(comments(a_job(name, nodes=4)))
+        assert not any(words in lines for words in ("layer spec", "differ", "left out", "no argument"))
+
+
+def test_small_parts_of_a_trunk_are_said():
+    job = a_job("llama-3.1-8b")
+    own = PerLayerInputs(vocab_size=100, width=8)
+    model = job.model.model_copy(update={"head_bias": True, "embedding_norm": True, "per_layer_inputs": own})
+    lines = " ".join(comments(replace(job, model=model)))
+    assert all(words in lines for words in ("bias of the output head", "norm of the embedding", "per-layer"))

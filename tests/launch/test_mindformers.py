@@ -281,7 +281,8 @@ def test_too_few_micro_batches_are_said():
 @pytest.mark.parametrize("name", catalog.names("models"))
 def test_every_model_gives_fields_that_exist(name):
     ep = 2 if a_job(name).model.moe else 1
-    job = a_job(name, nodes=8, train={"seq_len": 2048}, tp=2, pp=2, ep=ep, recompute="selective")
+    tp = 1 if name == "gpt2-xl" else 2  # it has 25 heads
+    job = a_job(name, nodes=8, train={"seq_len": 2048}, tp=tp, pp=2, ep=ep, recompute="selective")
     found = read(job)
     assert len(list(placed(found))) == job.model.num_layers
 
@@ -358,3 +359,38 @@ def test_every_broken_rule_is_listed_and_nothing_is_written():
     with pytest.raises(InputError) as caught:
         mindformers.config(a_job(tp=5, micro_batch=7))
     assert {problem.field for problem in caught.value.problems} >= {"layout.tp", "layout.micro_batch"}
+
+
+@pytest.mark.parametrize(
+    "name, said",
+    [
+        ("deepseek-v3.2", ["choice of keys"]),
+        ("deepseek-v4-flash", ["compressed layers", "several residual streams", "choice of keys"]),
+        ("gemma-4-26b-a4b", ["attention windows", "scales of the router", "other than two norms"]),
+        ("hunyuan-large", ["parts of the attention"]),
+        ("kimi-linear-48b-a3b", ["kda layers"]),
+        ("llama-3.3-nemotron-super-49b", ["become whole ones", "takes the widest"]),
+        ("minimax-text-01", ["lightning layers"]),
+        ("nemotron-3-super-120b-a12b", ["mamba2 layers", "latent width", "become whole ones"]),
+        (
+            "qwen3-next-80b-a3b",
+            ["gated-delta layers", "parts of the attention", "gate of the shared experts"],
+        ),
+        ("step-3.5-flash", ["parts of the attention", "attention windows"]),
+    ],
+)
+def test_kinds_of_layers_that_no_field_names_are_said(name, said):
+    lines = " ".join(comments(a_job(name, nodes=8)))
+    assert all(words in lines for words in said)
+
+
+def test_plain_models_get_no_such_notes():
+    for name in ("telechat3-36b", "telechat3-105b-a4.7b", "deepseek-v3", "qwen3-235b-a22b"):
+        lines = " ".join(comments(a_job(name, nodes=8)))
+        assert not any(words in lines for words in ("layers are not in the file", "parts of the attention"))
+
+
+def test_a_hybrid_gives_the_shape_of_its_attention():
+    shape = read(a_job("nemotron-h-56b", nodes=8, tp=8))["model"]["model_config"]
+    assert shape["num_attention_heads"] == 64 and shape["num_key_value_heads"] == 8
+    assert shape["num_hidden_layers"] == 118 and shape["intermediate_size"] == 32768

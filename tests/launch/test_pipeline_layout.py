@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from telekit.errors import InputError
 from telekit.job import load_job
 from telekit.launch import megatron
-from telekit.launch.pipeline_layout import LayoutPart, read_layout
+from telekit.launch.pipeline_layout import LayoutPart, chunks_of, read_layout, stages_of
+from telekit.layout.config import ParallelConfig
+from telekit.layout.rules import check
 
 
 def job_of(rows, mtp=0):
@@ -100,9 +102,125 @@ def test_an_empty_part_is_seen_and_not_lost(text):
         ("E" + "(t*9999|)*9999L", 1, "more than"),
         ("Et*99999999999999999999L", 1, "more than"),
         ("Et* 3L", 1, "letter 3, '*'"),
+        ("Et|mtL", 2, "a layer (t) after an MTP module"),
+        ("Et|m|tL", 3, "a layer (t) after an MTP module"),
     ],
 )
 def test_a_broken_layout_is_refused(text, pp, says):
     with pytest.raises(InputError) as caught:
         read_layout(text, pp)
     assert says in str(caught.value)
+
+
+def faults(text, pp, num_layers, mtp=0):
+    with pytest.raises(InputError) as caught:
+        stages_of(text, pp, num_layers, mtp)
+    return [problem.rule for problem in caught.value.problems], caught.value.problems[0].suggestion
+
+
+def test_pv17_layers_are_counted_and_empty_parts_flagged():
+    """Megatron-LM issue 1852: 61 layers on 16 stages of 2 chunks."""
+    assert stages_of("Et|(tt|)*30L", 16, 61) == [[1] + [2] * 15, [2] * 15 + [0]]
+    flagged, hint = faults("Et*3|(tt|)*29|L", 16, 61)
+    assert len(flagged) == 1 and "part 30 of 32 (counted from 0) empty" in flagged[0]
+    lost, _ = faults("Et|(tt|)*29|L", 16, 61)
+    assert lost[0] == "places 59 layers; the model has 61" and "part 30 of 32" in lost[1] and len(lost) == 2
+    placed = stages_of(hint.removesuffix(" works"), 16, 61)
+    assert sum(map(sum, placed)) == 61 and min(map(min, placed)) > 0
+
+
+@settings(max_examples=120, deadline=None)
+@given(stage_counts(), st.integers(0, 2))
+def test_what_is_written_is_read_as_stages(rows, mtp):
+    job = job_of(rows, mtp)
+    assert stages_of(megatron.layout_string(job), len(rows[0]), sum(map(sum, rows)), mtp) == rows
+
+
+@pytest.mark.parametrize(
+    ("text", "num_layers", "mtp", "says"),
+    [
+        ("Ett|t*3|ttmL", 7, 0, ["places 1 MTP modules; the model trains 0"]),
+        ("Ett|t*3|ttL", 7, 1, ["places 0 MTP modules; the model trains 1"]),
+        ("Ett|t*5m|L", 7, 1, ["has MTP modules in part 1"]),
+        (
+            "Ett||t*4m|m||L",
+            7,
+            1,
+            ["places 6 layers", "places 2 MTP modules", "leaves part 1, 4 of 6", "in part 2, 3"],
+        ),
+        ("E|ttL|", 2, 0, None),
+    ],
+)
+def test_every_fault_of_a_layout_is_listed(text, num_layers, mtp, says):
+    if says is None:
+        with pytest.raises(InputError, match="end with the one L"):
+            stages_of(text, 3, num_layers, mtp)
+        return
+    found, hint = faults(text, 3, num_layers, mtp)
+    assert len(found) == len(says)
+    assert all(want in rule for want, rule in zip(says, found, strict=True))
+    stages_of(hint.removesuffix(" works"), 3, num_layers, mtp)
+
+
+def test_fewer_layers_than_stages_have_no_layout():
+    assert faults("E|t|L", 3, 2)[1] == "pp 2 at most"
+
+
+def test_a_layout_that_is_read_is_valid_where_it_is_used():
+    rows = stages_of("Et|(tt|)*30L", 16, 61)
+    job = job_of([[2] * 16, [2] * 15 + [0]])
+    case = replace(job, model=job.model.model_copy(update={"pattern": (0,) * 61})).case
+    layout = ParallelConfig.model_validate(job.layout.model_dump() | {"stages": rows})
+    assert check(replace(case, layout=layout)) == ()
+
+
+def dropped_by_floor(num_layers, pp, layers_per_chunk):
+    """Layers that Megatron-LM once left out: each stage takes whole chunks only, of a floor of the layers."""
+    left = num_layers
+    while left >= pp * layers_per_chunk:
+        left -= pp * layers_per_chunk
+    return left
+
+
+def test_pv02_two_layers_a_virtual_stage_lose_sixteen():
+    """Megatron-LM issue 468: 80 layers on 16 stages trained as 64."""
+    with pytest.raises(InputError) as caught:
+        chunks_of(80, 16, 2)
+    said = str(caught.value)
+    assert "64 would be trained and 16 lost" in said and "16 * 2 = 32" in said and said.endswith("1 works")
+    assert chunks_of(80, 16, 1) == 5 and chunks_of(80, 16, 5) == 1 and chunks_of(96, 16, 2) == 3
+
+
+def test_pv01_layers_that_do_not_divide_get_a_layout():
+    """Megatron-LM issue 1304: 30 layers on 4 stages."""
+    with pytest.raises(InputError) as caught:
+        chunks_of(30, 4, 7)
+    (problem,) = caught.value.problems
+    assert "28 would be trained and 2 lost" in problem.rule
+    text = problem.suggestion.split("'")[1]
+    assert stages_of(text, 4, 30) == [[7, 8, 8, 7]]
+
+
+@given(st.integers(1, 200), st.integers(1, 20), st.integers(1, 9))
+def test_chunks_are_whole_or_refused_with_something_that_works(num_layers, pp, each):
+    lost = dropped_by_floor(num_layers, pp, each)
+    if not lost:
+        assert chunks_of(num_layers, pp, each) * pp * each == num_layers
+        return
+    with pytest.raises(InputError) as caught:
+        chunks_of(num_layers, pp, each)
+    (problem,) = caught.value.problems
+    assert f"and {lost} lost" in problem.rule
+    hint = problem.suggestion
+    if "layout" in hint:
+        assert sum(map(sum, stages_of(hint.split("'")[1], pp, num_layers))) == num_layers
+    elif hint.startswith("pp"):
+        assert num_layers < pp
+    else:
+        assert chunks_of(num_layers, pp, int(hint.split()[0])) >= 1
+
+
+@pytest.mark.parametrize("numbers", [(8, 0, 1), (8, 2, 0)])
+def test_chunks_of_nothing_are_refused(numbers):
+    with pytest.raises(InputError, match="at least 1"):
+        chunks_of(*numbers)

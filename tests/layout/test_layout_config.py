@@ -32,6 +32,8 @@ def test_sequence_shards_need_the_flag():
         ("zero", 4),
         ("schedule", "2f2b"),
         ("recompute", "some"),
+        ("cp_comm_type", "ring"),
+        ("tp_comm_overlap", 1),
         ("tpp", 2),
         ("recompute", ["attention"]),
         ("expert_imbalance", 0.5),

