@@ -31,6 +31,8 @@ PUBLISHED = {
     "ascend-910b-280t": (245.8, 64 * 2**30, 1.6 * 1.0995, (196, 25)),
     "ascend-910c": (353.9, 64 * 2**30, 1.6 * 1.0995, (196, 196, 24.5)),
     "v100": (125, 32 * 2**30, 0.9, (150, 12.5)),
+    "tpu-v4": (275, 32 * 2**30, 1.2, (300, 6.25)),
+    "tpu-v5p": (459, 95 * 2**30, 2.765, (600, 6.25)),
     "tpu-v6e": (918, 32 * 10**9, 1.638, (400, 12.5)),
 }
 
@@ -85,6 +87,17 @@ def test_every_named_cluster_loads(name):
     assert cluster.name == name and cluster.source and cluster.verified
     assert name.endswith(str(cluster.devices))
     assert cluster.num_nodes * cluster.devices_per_node == cluster.devices
+
+
+def test_machines_with_links_of_their_own():
+    # Jean Zay: four links of 100 Gb/s for the 8 GPUs of a node, where a DGX has 200 Gb/s a GPU
+    bloom, dgx = load_cluster("bloom-a100-384"), load_cluster("megatron-sc21-a100-3072")
+    assert bloom.tiers[1].bandwidth_bytes_per_s == 4 * 100e9 / 8 / 8
+    assert dgx.tiers[1].bandwidth_bytes_per_s == 200e9 / 8
+    assert bloom.device == dgx.device and bloom.tiers[0] == dgx.tiers[0]
+    # PaLM: two pods of 3,072 chips; elsewhere a TPU v4 pod has 4,096
+    assert [t.devices for t in load_cluster("palm-tpu-v4-6144").tiers] == [3072, None]
+    assert load_cluster({"device": "tpu-v4", "nodes": 2}).tiers[0].devices == 4096
 
 
 def test_the_grade_of_telechat_machines_is_an_assumption_that_shows():
