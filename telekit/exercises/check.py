@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,8 +44,16 @@ class Feedback:
 _MARKS = {None: ("…", "#828a93"), True: ("✓", "#1b8573"), False: ("✗", "#c8372d")}
 
 
-def number(answer: Any, want: float, *, rel: float = 0.01, unit: str = "", hint: str = "") -> Feedback:
-    """Check a number, and name the slip behind a wrong one where it is a common factor.
+def number(
+    answer: Any,
+    want: float,
+    *,
+    rel: float = 0.01,
+    unit: str = "",
+    hint: str = "",
+    slips: Mapping[str, float] | None = None,
+) -> Feedback:
+    """Check a number, and name the slip behind a wrong one where it is known or a common factor.
 
     Parameters
     ----------
@@ -57,6 +65,8 @@ def number(answer: Any, want: float, *, rel: float = 0.01, unit: str = "", hint:
         Relative tolerance; keep it under 2 %, or GB passes for GiB.
     unit, hint : str
         Unit of the answer; a nudge for a wrong or missing answer.
+    slips : mapping of str to float, optional
+        Wrong answers that this exercise invites, by what went wrong in each.
     """
     if answer is None:
         return Feedback(
@@ -71,12 +81,20 @@ def number(answer: Any, want: float, *, rel: float = 0.01, unit: str = "", hint:
     said = f"{value:,.6g} {unit}".strip()
     if math.isclose(value, want, rel_tol=rel):
         return Feedback(True, f"{said}: right.")
+    return Feedback(False, f"{said} {_slip(value, want, rel, slips or {}) or f'is not it. {hint}'}".strip())
+
+
+def _slip(value: float, want: float, rel: float, slips: Mapping[str, float]) -> str:
+    """Say which slip a wrong number looks like; nothing when it looks like none."""
+    for why, wrong in slips.items():
+        if math.isclose(value, wrong, rel_tol=rel):
+            return f"is not it: {why}."
     if math.isclose(-value, want, rel_tol=rel):
-        return Feedback(False, f"{said} has the wrong sign.")
+        return "has the wrong sign."
     for factor, why in SLIPS:
         if any(math.isclose(value, want * f, rel_tol=min(rel, 0.01)) for f in (factor, 1 / factor)):
-            return Feedback(False, f"{said} is off by a common slip: {why}.")
-    return Feedback(False, f"{said} is not it. {hint}".strip())
+            return f"is off by a common slip: {why}."
+    return ""
 
 
 def choice(answer: Any, want: str, why: dict[str, str]) -> Feedback:

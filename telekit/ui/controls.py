@@ -21,11 +21,15 @@ def pick(label: str, options: Sequence[Any] | Mapping[str, Any], value: Any, col
     return W.Dropdown(options=pairs, value=value, description=label, style=_LABEL, layout=_layout(columns))
 
 
+def spoken(options: Sequence[Any]) -> list[tuple[str, Any]]:
+    """Return values beside how a slider shows them."""
+    return [(f"{option:,}" if isinstance(option, int) else str(option), option) for option in options]
+
+
 def slide(label: str, options: Sequence[Any], value: Any, costly: bool = False) -> W.SelectionSlider:
     """Slide along given values; a costly panel redraws when the hand lets go."""
-    shown = [(f"{option:,}" if isinstance(option, int) else str(option), option) for option in options]
     return W.SelectionSlider(
-        options=shown,
+        options=spoken(options),
         value=value,
         description=label,
         style=_LABEL,

@@ -34,6 +34,21 @@ MEMORY = {
     "dispatch": "#b86f9b",
     "framework": "#b0b6bc",
 }
+COMPONENTS = {
+    "routed experts": "#cf6a17",
+    "shared experts": "#e5a845",
+    "dense MLP": "#5c93d3",
+    "attention": "#1d5a9f",
+    "embedding": "#8f3f6f",
+    "head": "#b86f9b",
+    "router, norms": "#b0b6bc",
+}
+MODELS = {"dense": "#adb3ba", "sparse": "#5c93d3", "highlighted": "#cf6a17"}
+SIZES = {
+    "N: all parameters": "#8f3f6f",
+    "N: what a token meets": "#e08a1e",
+    "N: that, without the input embedding": "#245fa8",
+}
 PASSES = {"forward": "#245fa8", "backward": "#e08a1e", "weight gradient": "#1b8573", "recompute": "#8ab8e2"}
 LIMIT = "#c8372d"
 

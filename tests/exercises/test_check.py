@@ -33,6 +33,17 @@ def test_common_slips_are_named(factor, slip, want):
     assert feedback.ok is False and slip in feedback.message
 
 
+def test_a_slip_that_an_exercise_knows_is_named_before_a_common_one():
+    slips = {"that is forward alone": 10.0, "one expert is missing": 27.5}
+    assert check.number(10, 30.0, slips=slips).message == "10 is not it: that is forward alone."
+    assert (
+        check.number("27.5", 30.0, unit="B", slips=slips).message
+        == "27.5 B is not it: one expert is missing."
+    )
+    assert "factor of 2" in check.number(60, 30.0, slips=slips).message
+    assert check.number(30, 30.0, slips=slips).ok
+
+
 @pytest.mark.parametrize("answer", ["many", [1, 2], float("nan"), float("inf"), 17.0])
 def test_other_wrong_answers_are_wrong_without_a_crash(answer):
     feedback = check.number(answer, 90.19, hint="Count the layers.")

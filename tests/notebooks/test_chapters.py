@@ -9,6 +9,57 @@ from telekit.exercises.check import Feedback
 
 # by chapter and cell id: a right answer, and wrong ones with a word that their feedback must hold
 SOLUTIONS: dict[str, dict[str, tuple[str, dict[str, str]]]] = {
+    "01_introduction": {
+        "exercise-mixtral": (
+            # per layer: queries and output, keys and values, two experts; then the vocabulary twice
+            "(32 * (2 * 4096**2 + 2 * 4096 * 1024 + 2 * 3 * 4096 * 14336) + 2 * 32000 * 4096) / 1e9",
+            {
+                "46.7": "all eight experts",
+                "32 * (2 * 4096**2 + 2 * 4096 * 1024 + 2 * 3 * 4096 * 14336) / 1e9 + 0.131": "input embedding",
+                "(32 * (4 * 4096**2 + 2 * 3 * 4096 * 14336) + 2 * 32000 * 4096) / 1e9": "8 heads, not 32",
+                "(32 * (2 * 4096**2 + 2 * 4096 * 1024 + 2 * 2 * 4096 * 14336) + 2 * 32000 * 4096) / 1e9": "not two",
+                "(32 * (2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336) + 2 * 32000 * 4096) / 1e9": "one expert",
+                "12.88e9": "check the prefix",
+            },
+        ),
+        "exercise-head": (
+            "100 * 151936 * 1024 / 596.0e6",
+            {
+                "100 * 151936 * 1024 / (596.0e6 + 151936 * 1024)": "tied",
+                "100 * 151936 * 1024 / (596.0e6 - 151936 * 1024)": "has the head in it",
+                "0.261": "a fraction or per cent",
+            },
+        ),
+        "exercise-length": (
+            # 2 (2 h^2 + 2 h kv) FLOPs of projections = 4 H d (S + 1) / 2 of mixing
+            "2 * (2 * 4096**2 + 2 * 4096 * 1024) / (2 * 4096) - 1",
+            {
+                "5120": "half of the keys",
+                "4 * 4096": "8 heads, not 32",
+                "20480": "by the key and by the value",
+            },
+        ),
+        "exercise-active": ("'no input'", {"'both'": "5.71 B", "'neither'": "4.55 B"}),
+        "exercise-mtp": (
+            "4.1",
+            {"1.73": "stored parameters", "1.9": "pass through the head", "27.8": "9 of the module's 257"},
+        ),
+        "exercise-design": (
+            '{"n_routed_experts": 384, "num_hidden_layers": 60, "first_k_dense_replace": 1,'
+            ' "num_attention_heads": 64, "num_key_value_heads": 64}',
+            {
+                "{}": "it has 671 B",
+                '{"n_routed_experts": 384}': "it has 61 layers",
+                '{"n_routed_experts": 384, "num_hidden_layers": 60, "first_k_dense_replace": 1}': "one meets 37.0 B",
+                '{"n_routed_experts": 384, "num_hidden_layers": 60, "first_k_dense_replace": 1,'
+                ' "num_experts_per_tok": 7}': "it takes 46.8 days",
+                '{"n_routed_experts": 400, "num_hidden_layers": 58}': "leave 16 over",
+                '{"n_experts": 384}': "no field of the base",
+                '{"first_k_dense_replace": 61}': "no layer has experts",
+                '{"num_experts_per_tok": 300}': "must not exceed n_routed_experts=256",
+            },
+        ),
+    },
     "08_parallelization_framework": {
         "exercise-bubble": ("100 * 15 / 135", {"15 / 135": "a fraction or per cent", "12.5": "not it"}),
         "exercise-experts": (

@@ -24,7 +24,14 @@ SIGHT = {
 SRGB_TO_XYZ = np.reshape(
     (0.4124564, 0.3575761, 0.1804375, 0.2126729, 0.7151522, 0.072175, 0.0193339, 0.119192, 0.9503041), (3, 3)
 )  # fmt: skip
-PALETTES = {"time": style.TIME, "memory": style.MEMORY, "passes": style.PASSES}
+PALETTES = {
+    "time": style.TIME,
+    "memory": style.MEMORY,
+    "components": style.COMPONENTS,
+    "models": style.MODELS,
+    "sizes": style.SIZES,
+    "passes": style.PASSES,
+}
 
 
 def linear(colour: str) -> np.ndarray:
