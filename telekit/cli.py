@@ -234,6 +234,8 @@ def _print_estimate(found: Any) -> None:
         print("This layout is not valid:")
         for problem in found.problems:
             print(f"  - {problem}")
+        for note in found.assumptions:
+            print(f"Besides: {note}")
         return
     print(
         f"step {format_seconds(found.step_time_s)}, {found.tokens_per_s_per_device:,.0f} tokens/s/device, "
@@ -371,6 +373,73 @@ def balance(
         time_limit_s=time_limit,
     )
     _show(as_json, found.to_dict(), lambda: print(found.text()))
+
+
+@app.command()
+def pipeline(
+    schedule: Annotated[str, typer.Option(help="Name of the schedule; a wrong one lists all.")],
+    stages: Annotated[int, typer.Option(help="Devices.")],
+    micro_batches: Annotated[int, typer.Option(help="Micro-batches of a step.")],
+    chunks: Annotated[int | None, typer.Option(help="Model parts a device holds.")] = None,
+    forward: Annotated[float, typer.Option(help="Time of a stage's forward.")] = 1.0,
+    backward_input: Annotated[float, typer.Option(help="Time of its backward for inputs.")] = 1.0,
+    backward_weight: Annotated[float, typer.Option(help="Time of its backward for weights.")] = 1.0,
+    forward_and_backward: Annotated[
+        float | None, typer.Option(help="Time of a forward and a backward overlapped; their sum without it.")
+    ] = None,
+    comm: Annotated[
+        float, typer.Option(help="Time between neighbouring stages, which keeps none busy.")
+    ] = 0.0,
+    group_size: Annotated[int | None, typer.Option(help="Micro-batches that pass a chunk in turn.")] = None,
+    sequence_chunks: Annotated[int | None, typer.Option(help="Slices of each sequence.")] = None,
+    memory_limit: Annotated[
+        float | None, typer.Option(help="Most micro-batches of a full stage that a device may hold.")
+    ] = None,
+    trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace (opens in Perfetto) here.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Simulate one pipeline schedule."""
+    from telekit.pipeline.registry import Passes
+    from telekit.pipeline.summary import summarize
+
+    passes = Passes(forward, backward_input, backward_weight, forward_and_backward, comm)
+    found = summarize(
+        schedule, stages, micro_batches, chunks, group_size, sequence_chunks, memory_limit, passes
+    )
+    if trace is not None:
+        _write_json(trace, found.simulation.to_chrome_trace())
+    _show(as_json, found.to_dict(), lambda: _print_pipeline(found))
+    if not found.fits:
+        raise typer.Exit(1)
+
+
+def _write_json(path: Path, document: Any) -> None:
+    from telekit.errors import bad
+
+    try:
+        with path.open("w", encoding="utf-8") as file:
+            json.dump(document, file, allow_nan=False)
+    except OSError as error:
+        rule = f"cannot be written: {error.strerror or error}"
+        raise bad("trace", str(path), rule, "a file in a folder of yours works") from None
+
+
+def _print_pipeline(found: Any) -> None:
+    shown = found.to_dict()
+    rows = [
+        ("makespan", f"{shown['makespan']:g}"),
+        ("  by formula", "none that is exact" if found.closed_form is None else f"{found.closed_form:g}"),
+        ("idle / makespan", f"{shown['bubble_fraction']:.2%}"),
+        ("idle / busy", f"{shown['bubble_fraction_of_ideal']:.2%}"),
+        ("idle / longest span of a device", f"{shown['bubble_fraction_of_span']:.2%}"),
+        ("activations held, in micro-batches", " ".join(f"{x:.4g}" for x in shown["peak_activations"])),
+    ]
+    if not found.fits:
+        rows.append(("memory limit", f"{found.memory_limit:g}: DOES NOT FIT"))
+    _table((shown["schedule"], f"{shown['stages']} stages, {shown['micro_batches']} micro-batches"), rows)
+    print("Assumed:")
+    for line in found.assumptions:
+        print(f"  - {line}")
 
 
 @contextmanager

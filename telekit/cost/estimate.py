@@ -12,6 +12,7 @@ from telekit.cost.layers import CATEGORIES, Site
 from telekit.cost.step import StepCost, step_cost
 from telekit.errors import Problem
 from telekit.job import Job
+from telekit.layout.notes import notes
 from telekit.layout.stages import assign
 from telekit.model.flops import training_flops_per_token
 from telekit.pipeline.simulate import SIMULATED, makespan
@@ -100,12 +101,12 @@ def estimate(job: Job) -> Estimate:
     Returns
     -------
     Estimate
-        An invalid layout gives its ``problems`` and no times; one over capacity gives times and ``fits`` False.
+        An invalid layout gives its ``problems``, what is to be known of it besides, and no times; one over capacity gives times and ``fits`` False.
     """
     problems = job.problems()
     capacity = float(job.cluster.device.memory_bytes)
     if problems:
-        return Estimate(job, problems, capacity)
+        return Estimate(job, problems, capacity, assumptions=notes(job.case))
     site = Site(job.model, job.cluster, job.train, job.layout)
     assignment = assign(job.model, job.layout)
     cost = step_cost(site, assignment)

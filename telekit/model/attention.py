@@ -21,6 +21,15 @@ class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
+class Unwindowed(Frozen):
+    """A mixer whose queries see everything before them, or whose state does."""
+
+    @property
+    def window(self) -> None:
+        """No window."""
+        return None
+
+
 class GroupedQueryAttention(Frozen):
     """Softmax attention with ``kv_heads`` key/value heads (``kv_heads == heads`` is plain multi-head).
 
@@ -91,7 +100,7 @@ class Indexer(Frozen):
     own: bool = True
 
 
-class MultiHeadLatentAttention(Frozen):
+class MultiHeadLatentAttention(Unwindowed):
     """DeepSeek's latent attention: keys and values rebuilt from ``kv_lora_rank`` numbers a token.
 
     ``q_lora_rank`` None means one dense query projection (DeepSeek-V2-Lite). ``bias`` is one on both
@@ -117,11 +126,6 @@ class MultiHeadLatentAttention(Frozen):
     def kv_heads(self) -> int:
         """In training every head has its own keys and values."""
         return self.heads
-
-    @property
-    def window(self) -> None:
-        """No window."""
-        return None
 
 
 class CompressedAttention(Frozen):
@@ -160,7 +164,7 @@ class CompressedAttention(Frozen):
         return self.heads
 
 
-class GatedDeltaNet(Frozen):
+class GatedDeltaNet(Unwindowed):
     """Linear attention with the gated delta rule (Qwen3-Next): a state of key by value width for each value head."""
 
     kind: Literal["gated-delta"] = "gated-delta"
@@ -186,13 +190,8 @@ class GatedDeltaNet(Frozen):
         """Key heads."""
         return self.key_heads
 
-    @property
-    def window(self) -> None:
-        """No window."""
-        return None
 
-
-class KimiDeltaAttention(Frozen):
+class KimiDeltaAttention(Unwindowed):
     """Kimi Linear's delta rule: a decay for each number of a key, from a low-rank projection."""
 
     kind: Literal["kda"] = "kda"
@@ -205,13 +204,8 @@ class KimiDeltaAttention(Frozen):
         """As many as query heads."""
         return self.heads
 
-    @property
-    def window(self) -> None:
-        """No window."""
-        return None
 
-
-class LightningAttention(Frozen):
+class LightningAttention(Unwindowed):
     """Linear attention with a fixed decay a head and a gated output (MiniMax-01, Ring-linear).
 
     ``output_norm`` is the width of the norm before the gate (0: it has no weight); ``qkv_bias`` a bias on the
@@ -231,13 +225,8 @@ class LightningAttention(Frozen):
         """As many as query heads."""
         return self.heads
 
-    @property
-    def window(self) -> None:
-        """No window."""
-        return None
 
-
-class Mamba2(Frozen):
+class Mamba2(Unwindowed):
     """State-space layer (Mamba-2, arXiv 2405.21060): ``state_size`` numbers for each of ``heads * head_dim`` channels.
 
     ``groups`` share the input and output maps of the state.
@@ -263,13 +252,8 @@ class Mamba2(Frozen):
         """Groups: each tensor rank needs whole ones."""
         return self.groups
 
-    @property
-    def window(self) -> None:
-        """No window."""
-        return None
 
-
-class NoAttention(Frozen):
+class NoAttention(Unwindowed):
     """A block without a token mixer: pruned, or the feed-forward half of a hybrid model's layer."""
 
     kind: Literal["none"] = "none"
@@ -283,11 +267,6 @@ class NoAttention(Frozen):
     def kv_heads(self) -> int:
         """None."""
         return 0
-
-    @property
-    def window(self) -> None:
-        """No window."""
-        return None
 
 
 Attention = Annotated[
