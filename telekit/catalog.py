@@ -26,6 +26,10 @@ def notebooks() -> Path:
     return inside if inside.is_dir() else package.parent / "notebooks"
 
 
+FEW = 12
+"""Names that a message lists; more are left to the command that does."""
+
+
 @cache
 def names(kind: str) -> tuple[str, ...]:
     """Names of the records of one kind (``models``, ``clusters``), sorted."""
@@ -44,7 +48,11 @@ def record(kind: str, name: str) -> dict[str, Any]:
         import difflib
 
         close = difflib.get_close_matches(name.lower(), names(kind), n=3, cutoff=0.5)
-        hint = f"did you mean {', '.join(close)}?" if close else f"known: {', '.join(names(kind))}"
+        known = names(kind)
+        listed = (
+            f"known: {', '.join(known)}" if len(known) <= FEW else f"`telekit {kind}` lists all {len(known)}"
+        )
+        hint = f"did you mean {', '.join(close)}?" if close else listed
         raise bad(
             kind.rstrip("s"), name, f"not a name in the catalog of {kind}, nor a path that exists", hint
         )

@@ -1,12 +1,14 @@
 """The commands: JSON alone on standard output, exit codes, and one message for bad input."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from telekit import __version__
 from telekit.cli import main
 
 JOB = """
@@ -148,3 +150,42 @@ def test_dualpipe_may_name_its_two_chunks(telekit, tmp_path):
                     "layout: {tp: 1, cp: 1, pp: 16, vpp: 2, ep: 64, etp: 1, zero: 1, micro_batch: 1,\n"
                     "  sequence_parallel: true, recompute: selective, schedule: dualpipe}\n")  # fmt: skip
     assert strict(telekit("estimate", path, "--json")[1])["valid"]
+
+
+def as_process(*arguments, **kwargs):
+    command = [sys.executable, "-m", "telekit.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **kwargs)
+
+
+def test_the_version_needs_no_command():
+    found = as_process("--version")
+    assert (found.returncode, found.stdout.strip()) == (0, __version__)
+
+
+def test_a_terminal_of_ascii_gets_what_it_can_show():
+    found = as_process("models", env=os.environ | {"PYTHONIOENCODING": "ascii"})
+    assert found.returncode == 0 and "deepseek-v3" in found.stdout
+    found = as_process("count", "deepseek-v3", "--json", env=os.environ | {"PYTHONIOENCODING": "ascii"})
+    assert json.loads(found.stdout)["total"] == 671_026_419_200
+
+
+def test_a_reader_that_leaves_is_no_fault_and_a_full_disk_is_told():
+    command = [sys.executable, "-m", "telekit.cli", "models", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        running.stdout.readline()
+        running.stdout.close()
+        assert running.wait(60) == 0 and running.stderr.read() == ""
+    if Path("/dev/full").exists():
+        with Path("/dev/full").open("w") as full:
+            found = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        assert found.returncode == 2 and found.stderr.startswith("telekit: cannot write")
+
+
+def test_packed_documents_and_conventions_of_count():
+    found = json.loads(
+        as_process("count", "deepseek-v3", "--json", "--documents", "2048,1024,512,512").stdout
+    )
+    whole = json.loads(as_process("count", "deepseek-v3", "--json").stdout)
+    assert found["training_flops_per_token"] < whole["training_flops_per_token"]
+    assert whole["training_flops_by_convention"]["nvidia"] == pytest.approx(249.67e9, rel=1e-3)
+    assert as_process("count", "deepseek-v3", "--documents", "1,x").returncode == 2

@@ -87,7 +87,9 @@ def test_what_is_drawn_is_what_is_said(chapter, panels):
         "(t) => document.querySelector('.telekit-panel figcaption').textContent !== t", arg=before
     )
     assert "more than a device has" in title.inner_text()
-    assert panels.first.locator(".telekit-figures .telekit-bad").count() == 1
+    bad = panels.first.locator(".telekit-figures .telekit-bad")
+    bad.first.wait_for()  # the readout is a message of its own, behind the chart's
+    assert bad.count() == 1
     ep.press("ArrowRight")
     page.wait_for_function(
         "(t) => document.querySelector('.telekit-panel figcaption').textContent === t", arg=before
