@@ -44,6 +44,34 @@ def test_ends_are_longest_paths(case):
     np.testing.assert_allclose(compiled.finish(duration[:, 0]), expected, rtol=1e-12)
 
 
+@given(orders(), st.integers(1, 5))
+@settings(max_examples=60, deadline=None)
+def test_rows_of_a_table_are_full_columns(case, rows):
+    resource, before, after, duration, lag = case
+    compiled = compile_order(resource, before, after)
+    row, lag_row = np.arange(len(duration)) % rows, np.arange(len(lag)) % rows
+    table, lags = duration[:1] * np.arange(1.0, rows + 1)[:, None], np.arange(rows) / 3
+    expected = compiled.finish(table[row], lags[lag_row])
+    np.testing.assert_array_equal(compiled.finish(table, lags, row, lag_row), expected)
+    np.testing.assert_array_equal(compiled.finish(table[:, 0], lags, row, lag_row), expected[:, 0])
+    by_set = np.stack([lags, 2 * lags, 0 * lags], axis=1)
+    each = compiled.finish(table, by_set, row, lag_row)
+    for column, factor in enumerate((1, 2, 0)):
+        alone = compiled.finish(table[:, column], factor * lags, row, lag_row)
+        np.testing.assert_array_equal(each[:, column], alone)
+
+
+def test_one_lag_for_all_dependencies():
+    compiled = compile_order([0, 1, 2], [0, 1], [1, 2])
+    assert compiled.finish([1.0, 1.0, 1.0], 0.5).tolist() == [1, 2.5, 4]
+
+
+def test_an_operation_may_wait_for_hundreds():
+    n = 300
+    compiled = compile_order(-np.ones(n + 1, dtype=int), np.arange(n), np.full(n, n))
+    assert compiled.finish(np.append(np.arange(n), 1.0))[-1] == n
+
+
 def test_numbers_need_not_follow_the_dependencies():
     """Operation 0 waits for operation 1, on another resource."""
     compiled = compile_order([0, 1], [1], [0])

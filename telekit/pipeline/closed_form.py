@@ -42,7 +42,7 @@ def pipeline_time_s(
     interleaved-1f1b          never above the simulation. Equal to it for equal stages while ``comm_s`` is at
                               most a chunk's shorter pass; for chunks up to 30 % apart: 1.3 % below on average,
                               6 % at worst; up to 2 times apart: 3 % and 14 %
-    seqsmartvpp               as 1F1B without chunks: MindSpore's gain over it is not published (our reading)
+    seqsmartvpp               as 1F1B, which it is with one chunk and one piece of the sequence
     zb-h1                     exact for equal stages: bubble ``(p - 1)(F + B - 2 W)``, arXiv 2401.10241
                               table 2
     zb-v                      start skew alone: exact for equal stages and F = B - W = W, else a lower bound

@@ -25,7 +25,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from telekit.pipeline.schedules import BACKWARD, FORWARD, raise_broken
+from telekit.pipeline.order import BACKWARD, FORWARD
+from telekit.pipeline.schedules import raise_broken
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

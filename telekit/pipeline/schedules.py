@@ -11,7 +11,6 @@ backward (:func:`warm_up`). After that, forwards and backwards alternate.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -20,16 +19,14 @@ from numpy.typing import NDArray
 
 from telekit.errors import InputError, Problem, bad
 from telekit.layout.schedules import RULES, Holds
+from telekit.pipeline.order import BACKWARD, FORWARD, Order
+from telekit.pipeline.sizes import check_sizes
 
 Ints = NDArray[np.int64]
 
-FORWARD, BACKWARD = 0, 1
-KIND_NAMES = ("forward", "backward")
-MAX_OPERATIONS = 4_000_000
-
 SAPP = ("interleaved-sapp", "interleaved-sapp-less-memory")
 ORDERED = ("gpipe", "1f1b", "interleaved-1f1b", "seqsmartvpp", *SAPP)
-"""Schedules with an order here. ``seqsmartvpp`` has 1F1B's (our reading: its own is not published)."""
+"""Schedules with an order here. ``seqsmartvpp`` with one chunk and one piece is 1F1B (MindSpore's seqpipe scheduler)."""
 
 SAPP_RULES: tuple[tuple[str, str, str, Holds], ...] = (
     (
@@ -52,39 +49,6 @@ SAPP_RULES: tuple[tuple[str, str, str, Holds], ...] = (
     ),
 )
 _FIELDS = {"pp": "stages", "vpp": "chunks", "micro_batch": "micro_batches"}
-
-
-@dataclass(frozen=True)
-class Order:
-    """What each device runs, in order; operations are sorted by device, then by their turn.
-
-    Attributes
-    ----------
-    schedule : str
-        Name.
-    stages, chunks, micro_batches : int
-        Devices of the pipeline, model parts a device holds, micro-batches of a step.
-    device, kind, micro_batch, chunk : arrays (operations,)
-        Columns; ``kind`` is FORWARD or BACKWARD.
-    part : array (chunks, stages)
-        Which part of the model, first to last, each chunk of each device is.
-    """
-
-    schedule: str
-    stages: int
-    chunks: int
-    micro_batches: int
-    device: Ints
-    kind: Ints
-    micro_batch: Ints
-    chunk: Ints
-    part: Ints
-
-    def describe(self, operation: int) -> str:
-        """Name of one operation (``F3 of chunk 1 on stage 2``)."""
-        letter = KIND_NAMES[self.kind[operation]][0].upper()
-        chunk = f" of chunk {self.chunk[operation]}" if self.chunks > 1 else ""
-        return f"{letter}{self.micro_batch[operation]}{chunk} on stage {self.device[operation]}"
 
 
 @lru_cache(maxsize=16)
@@ -194,23 +158,16 @@ def broken_rules(schedule: str, stages: int, micro_batches: int, chunks: int) ->
     Sizes that are not whole, not positive, or too many to list are named alone.
     """
     sizes = {"stages": stages, "micro_batches": micro_batches, "chunks": chunks}
-    unusable = [
-        Problem(name, value, "must be a whole number of at least 1", f"{name} 1 works")
-        for name, value in sizes.items()
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1
-    ]
+    unusable = check_sizes(stages, micro_batches, chunks)
     if unusable:
         return unusable
-    operations = 2 * stages * micro_batches * chunks
-    if operations > MAX_OPERATIONS:
-        most = max(MAX_OPERATIONS // (2 * stages * chunks), 1)
-        text = f"makes {operations:,} operations; the most is {MAX_OPERATIONS:,}"
-        return [Problem("micro_batches", micro_batches, text, f"micro_batches {most} works")]
     problems = []
     for _, name, text, holds in (*RULES, *SAPP_RULES):
         if not holds(schedule, stages, chunks, micro_batches):
             field = _FIELDS[name]
-            words = text.format(schedule=schedule, pp=stages, vpp=chunks, micro_batches=micro_batches)
+            words = text.format(
+                schedule=schedule, pp=stages, twice_pp=2 * stages, vpp=chunks, micro_batches=micro_batches
+            )
             problems.append(Problem(field, sizes[field], words, _nearest(schedule, field, sizes, holds)))
     return problems
 

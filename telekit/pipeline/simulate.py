@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,16 @@ from numpy.typing import ArrayLike, NDArray
 from telekit.errors import InputError, Problem
 from telekit.pipeline.closed_form import gpipe_time_s
 from telekit.pipeline.lattice import LATTICED, lattice, lattice_makespan
-from telekit.pipeline.schedules import FORWARD, KIND_NAMES, Order, order, raise_broken
-from telekit.timeline import CompiledOrder, chrome_trace, compile_order
+from telekit.pipeline.order import BACKWARD, FORWARD, INPUT, KIND_NAMES, PAIR, WEIGHT, Order
+from telekit.pipeline.order import dependencies as dependencies  # of old, this module's
+from telekit.pipeline.schedules import order, raise_broken
+from telekit.pipeline.times import Times
+from telekit.timeline import chrome_trace
 
 SIMULATED = ("gpipe", "1f1b", "interleaved-1f1b")
 """Schedules of a layout whose own order is known; the others have a closed form only."""
+
+_SETS_AT_ONCE = 64
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -24,90 +29,223 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Simulation:
-    """One schedule, timed. Bubbles are over all devices; which one is meant is always said.
+    """One schedule, timed, with one or many duration sets: leading axes (...) of all that depends on time.
+
+    Bubbles are over all devices; which one is meant is always said.
 
     Attributes
     ----------
     order : Order
         What ran where.
-    start_s, end_s : arrays (operations,)
-        When each operation of ``order`` runs.
+    times : Times
+        How long it took.
+    end_s : array (..., operations)
+        When each operation of ``order`` ends; the first starts at 0.
     """
 
     order: Order
-    start_s: Floats
+    times: Times
     end_s: Floats
 
-    @property
-    def makespan_s(self) -> float:
-        """From the first start to the last end."""
-        return float(self.end_s.max())
+    @cached_property
+    def duration_s(self) -> Floats:
+        """How long each operation runs, shape (..., operations)."""
+        table, row = _durations(self.order, self.times)
+        return np.moveaxis(table if row is None else table[row], 0, -1)
+
+    @cached_property
+    def start_s(self) -> Floats:
+        """When each operation starts, shape (..., operations)."""
+        return self.end_s - self.duration_s
 
     @property
+    def makespan_s(self) -> Any:
+        """From the first start to the last end, float or array (...)."""
+        return self.end_s[..., self.order.first[1:] - 1].max(axis=-1)[()]
+
+    @cached_property
     def busy_s(self) -> Floats:
-        """Time each stage computes, shape (stages,)."""
-        return np.asarray(self._by_stage(self.end_s - self.start_s).sum(axis=1))
+        """Time each stage computes, shape (..., stages)."""
+        table, row = _durations(self.order, self.times)
+        device = self.order.device
+        if row is not None:
+            device = device[self.order.classes[0]]
+            table = table * np.bincount(row).reshape(-1, *[1] * (table.ndim - 1))
+        busy = np.zeros((self.order.stages, *table.shape[1:]))
+        np.add.at(busy, device, table)
+        return np.moveaxis(busy, 0, -1)
 
     @property
-    def bubble_fraction(self) -> float:
+    def idle_s(self) -> Floats:
+        """Time of the makespan that each stage does not compute, shape (..., stages)."""
+        return np.asarray(self.makespan_s)[..., None] - self.busy_s
+
+    @property
+    def bubble_fraction(self) -> Any:
         """Idle time over all time: ``1 - busy / (stages * makespan)``."""
-        return 1.0 - float(self.busy_s.mean()) / self.makespan_s
+        return (1.0 - self.busy_s.mean(axis=-1) / self.makespan_s)[()]
 
     @property
-    def bubble_fraction_of_ideal(self) -> float:
+    def bubble_fraction_of_ideal(self) -> Any:
         """Idle time over busy time (SAPP's bubble, and Megatron-LM's ``(p - 1) / m``)."""
-        return self.makespan_s / float(self.busy_s.mean()) - 1.0
+        return (self.makespan_s / self.busy_s.mean(axis=-1) - 1.0)[()]
 
     @property
-    def bubble_fraction_of_span(self) -> float:
+    def bubble_fraction_of_span(self) -> Any:
         """Zero-bubble's: idle over span of the device with the longest span, first start to last end."""
-        span = self._by_stage(self.end_s).max(axis=1) - self._by_stage(self.start_s).min(axis=1)
-        longest = int(np.argmax(span))
-        return float(1.0 - self.busy_s[longest] / span[longest])
+        first = self.order.first
+        begin = self.end_s[..., first[:-1]] - self.duration_s[..., first[:-1]]
+        span = self.end_s[..., first[1:] - 1] - begin
+        longest = np.argmax(span, axis=-1)[..., None]
+        busy, span = (np.take_along_axis(x, longest, axis=-1)[..., 0] for x in (self.busy_s, span))
+        return (1.0 - busy / span)[()]
 
     @property
     def peak_in_flight(self) -> Ints:
-        """Most micro-batches that each chunk of each stage holds at once, shape (chunks, stages).
+        """Most micro-batches (with pieces: most pieces) that each chunk of each stage holds at once.
 
-        A micro-batch is held from the start of its forward to the end of its backward. The chunks of a
-        stage need not peak together: :meth:`peak_held` knows.
+        Shape (chunks, stages). Held from the start of the forward to the end of the backward, or of its
+        weight half. The chunks of a stage need not peak together: :meth:`peak_held` knows.
         """
-        return np.asarray(self._held().max(axis=2))
+        held, _ = _held(self.order)
+        return np.asarray(np.maximum.reduceat(held, 2 * self.order.first[:-1], axis=1))
 
-    def peak_held(self, weight: ArrayLike) -> Floats:
-        """Most that each stage holds at once when a micro-batch weighs ``weight``, shape (stages,).
+    @property
+    def peak_activations(self) -> Floats:
+        """Most micro-batches of a full stage that each device holds at once, shape (stages,).
+
+        A chunk of a model cut into k parts for each stage counts 1 / k.
+        """
+        return self.peak_held(np.full(self.order.part.shape, self.order.stages / self.order.parts))
+
+    def peak_held(self, weight: ArrayLike, for_weights: ArrayLike | None = None) -> Floats:
+        """Most that each stage holds at once, shape (stages,).
+
+        Parameters
+        ----------
+        weight, for_weights : arrays (chunks, stages)
+            As in :meth:`memory`, in any unit.
+        """
+        held = _weighed(self.order, weight, for_weights)
+        return np.asarray(np.maximum.reduceat(held, 2 * self.order.first[:-1]))
+
+    def memory(self, weight: ArrayLike, for_weights: ArrayLike | None = None) -> list[tuple[Floats, Floats]]:
+        """Activations that each device holds over time.
 
         Parameters
         ----------
         weight : array (chunks, stages)
-            What one micro-batch in flight keeps on each chunk of each stage, in any unit.
+            What one micro-batch keeps on each chunk of each stage, in bytes or any other unit, from the start
+            of its forward to the end of its backward; where that is split, to the end of the weight half.
+        for_weights : array (chunks, stages), optional
+            What it keeps between the end of the input half and the end of the weight half, where that is
+            less: the buffers that the weight gradient is made of.
+
+        Returns
+        -------
+        list (stages,) of (times (..., n), held (n,))
+            Steps: ``held[k]`` from ``times[..., k]`` on. The last one is 0.
         """
-        weights = np.asarray(weight, dtype=np.float64)[..., None]
-        return np.asarray((self._held() * weights).sum(axis=0).max(axis=1))
+        held = _weighed(self.order, weight, for_weights)
+        times = np.stack([self.start_s, self.end_s], axis=-1).reshape(*self.end_s.shape[:-1], -1)
+        cuts = (2 * self.order.first[1:-1]).tolist()
+        return list(zip(np.split(times, cuts, axis=-1), np.split(held, cuts), strict=True))
+
+    def marks(self) -> dict[str, Any]:
+        """Columns (lane, kind, start_s, end_s) of one duration set for a Gantt chart, one row a mark.
+
+        A recompute is a mark of its own, before its backward.
+        """
+        found = self.order
+        start, end = self.start_s, self.end_s
+        begin = end - replace(self, times=replace(self.times, recompute=0.0)).duration_s
+        again = np.flatnonzero(begin > start)
+        return {
+            "lane": np.append(found.device, found.device[again]),
+            "kind": np.append(np.array(KIND_NAMES)[found.kind], np.full(again.size, "recompute")),
+            "start_s": np.append(np.maximum(begin, start), start[again]),
+            "end_s": np.append(end, begin[again]),
+        }
 
     def to_chrome_trace(self) -> dict[str, Any]:
-        """Trace for Perfetto, one track a stage."""
+        """Trace of one duration set for Perfetto, one track a stage."""
         found = self.order
         kinds = [KIND_NAMES[kind] for kind in found.kind]
         names = [found.describe(i).partition(" on ")[0] for i in range(found.kind.size)]
         stages = [f"stage {s}" for s in range(found.stages)]
         return chrome_trace(self.start_s, self.end_s, found.device, names, kinds, stages)
 
-    def _held(self) -> Ints:
-        """Count micro-batches in flight after each turn of a device, shape (chunks, stages, turns)."""
-        found = self.order
-        step = np.where(found.kind == FORWARD, 1, -1)
-        mine = found.chunk == np.arange(found.chunks)[:, None]
-        return np.where(mine, step, 0).reshape(found.chunks, found.stages, -1).cumsum(axis=2)
 
-    def _by_stage(self, values: Floats) -> Floats:
-        return values.reshape(self.order.stages, -1)
+def run(order: Order, times: Times) -> Simulation:
+    """Time every operation of an order, for one or many duration sets.
+
+    Raises
+    ------
+    InputError
+        For times that are not finite, negative or zero (communication and recompute may be zero), shapes that
+        do not fit the order, or operations that wait for each other in a circle, which is named.
+    """
+    problems = times.problems(order)
+    if problems:
+        raise InputError(problems)
+    return _timed(order, times)
+
+
+def _timed(order: Order, times: Times) -> Simulation:
+    table, row = _durations(order, times)
+    end = order.compiled.finish(table, times.lags(order), row=row, lag_row=order.links[2])
+    return Simulation(order, times, np.moveaxis(end, 0, -1))
+
+
+def _durations(order: Order, times: Times) -> tuple[Floats, Ints | None]:
+    """Durations (rows, ...) and the row of each operation, None where each has its own."""
+    if times.by_micro_batch or times.micro_batch is not None:
+        return times.durations(order, np.arange(order.kind.size)), None
+    one, row = order.classes
+    return times.durations(order, one), row
+
+
+def _held(order: Order) -> tuple[Ints, Ints]:
+    """Count micro-batches (or pieces) on each chunk after each start and each end, in turn.
+
+    Two arrays (chunks, 2 * operations): with all activations held, and with what the weight half needs.
+    """
+    held, rest = np.zeros((2, order.chunks, order.kind.size, 2), dtype=np.int64)
+    for kinds, chunk, edge, change, waits in (
+        ((FORWARD, PAIR), order.chunk, 0, 1, 0),
+        ((BACKWARD,), order.chunk, 1, -1, 0),
+        ((INPUT,), order.chunk, 1, -1, 1),
+        ((WEIGHT,), order.chunk, 1, 0, -1),
+        ((PAIR,), order.other_chunk, 1, -1, 0),
+    ):
+        here = np.flatnonzero(np.isin(order.kind, kinds))
+        if chunk is not None and here.size:
+            held[chunk[here], here, edge] += change
+            rest[chunk[here], here, edge] += waits
+    size = (order.chunks, -1)
+    return held.reshape(size).cumsum(axis=1), rest.reshape(size).cumsum(axis=1)
+
+
+def _weighed(order: Order, weight: ArrayLike, for_weights: ArrayLike | None) -> Floats:
+    """Weigh what each device holds after each start and each end, in turn, shape (2 * operations,)."""
+    full = np.asarray(weight, dtype=np.float64)
+    later = full if for_weights is None else np.asarray(for_weights, dtype=np.float64)
+    for name, values in (("weight", full), ("for_weights", later)):
+        if values.shape != order.part.shape:
+            rule = f"must have shape (chunks, stages) = {order.part.shape}"
+            raise InputError([Problem(name, values.shape, rule, f"{order.part.shape} works")])
+    device = np.repeat(order.device, 2)
+    total = np.zeros(device.size)
+    for counts, each in zip(_held(order), (full, later), strict=True):
+        for chunk in range(order.chunks):
+            total += counts[chunk] * each[chunk, device]
+    return total / order.pieces
 
 
 def simulate(
     schedule: str, forward_s: ArrayLike, backward_s: ArrayLike, micro_batches: int, comm_s: float = 0.0
 ) -> Simulation:
-    """Time every pass of a schedule.
+    """Time every pass of a schedule by its name; stages without work are allowed.
 
     Parameters
     ----------
@@ -133,10 +271,7 @@ def simulate(
         )
     chunks, stages = forward.shape
     found = order(schedule, stages, micro_batches, chunks)
-    compiled, lag = compiled_order(schedule, stages, micro_batches, chunks)
-    duration = np.stack([forward, backward])[found.kind, found.chunk, found.device]
-    end = compiled.finish(duration, lag * comm_s)
-    return Simulation(found, end - duration, end)
+    return _timed(found, Times(forward, backward / 2, backward / 2, comm=comm_s))
 
 
 def makespan(
@@ -171,41 +306,17 @@ def makespan(
         return gpipe_time_s(forward[..., 0, :], backward[..., 0, :], micro_batches, comm_s)[..., 0][()]
     if schedule == "interleaved-sapp" and chunks > 1 and micro_batches % stages == 0:
         schedule = "interleaved-1f1b"  # the same order
-    both = np.stack([forward.reshape(-1, chunks, stages), backward.reshape(-1, chunks, stages)])
-    durations = np.moveaxis(both, 1, -1)
+    forward, backward = (x.reshape(-1, chunks, stages) for x in (forward, backward))
     if schedule in LATTICED:
+        durations = np.moveaxis(np.stack([forward, backward]), 1, -1)
         last = lattice_makespan(lattice(schedule, stages, micro_batches, chunks), durations, comm_s)
-    else:
-        found = order(schedule, stages, micro_batches, chunks)
-        compiled, lag = compiled_order(schedule, stages, micro_batches, chunks)
-        last = compiled.finish(durations[found.kind, found.chunk, found.device], lag * comm_s).max(axis=0)
+        return last.reshape(batch)[()]
+    found, last = order(schedule, stages, micro_batches, chunks), np.empty(len(forward))
+    for begin in range(0, len(forward), _SETS_AT_ONCE):
+        some = slice(begin, begin + _SETS_AT_ONCE)
+        times = Times(forward[some], backward[some] / 2, backward[some] / 2, comm=comm_s)
+        last[some] = _timed(found, times).makespan_s
     return last.reshape(batch)[()]
-
-
-@lru_cache(maxsize=16)
-def compiled_order(
-    schedule: str, stages: int, micro_batches: int, chunks: int
-) -> tuple[CompiledOrder, Floats]:
-    """Compile an order; the second value is 1 for each dependency between two devices, else 0."""
-    found = order(schedule, stages, micro_batches, chunks)
-    before, after = dependencies(found)
-    lag = (found.device[before] != found.device[after]).astype(np.float64)
-    return compile_order(found.device, before, after, found.describe), lag
-
-
-def dependencies(found: Order) -> tuple[Ints, Ints]:
-    """Operations (before, after) that wait for each other across parts of the model.
-
-    A forward waits for the part before, a backward for the part behind, the last part's backward for its
-    own forward. That a backward follows its own forward on every other part is implied.
-    """
-    part = found.part[found.chunk, found.device]
-    at = np.empty((2, found.part.size, found.micro_batches), dtype=np.int64)
-    at[found.kind, part, found.micro_batch] = np.arange(part.size)
-    forward, backward = at
-    before = np.concatenate([forward, backward[1:]])
-    after = np.concatenate([forward[1:], backward[-1:], backward[:-1]])
-    return before.ravel(), after.ravel()
 
 
 def checked_times(forward_s: ArrayLike, backward_s: ArrayLike, comm_s: float) -> tuple[Floats, Floats]:

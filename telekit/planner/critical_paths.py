@@ -14,8 +14,9 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from telekit.pipeline.order import dependencies
 from telekit.pipeline.schedules import order
-from telekit.pipeline.simulate import dependencies, simulate
+from telekit.pipeline.simulate import simulate
 from telekit.planner.stage_problem import Floats, StageProblem
 
 Ints = NDArray[np.int64]

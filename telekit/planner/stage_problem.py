@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from telekit.errors import InputError
-from telekit.pipeline.schedules import BACKWARD, FORWARD, order
+from telekit.pipeline.order import BACKWARD, FORWARD
+from telekit.pipeline.schedules import order
 from telekit.pipeline.simulate import makespan
 from telekit.planner.stage_checks import broken_numbers, broken_shapes
 

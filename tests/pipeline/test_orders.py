@@ -5,15 +5,8 @@ from hypothesis import strategies as st
 from pipeline_oracle import gpipe_order, megatron_order
 
 from telekit.errors import InputError
-from telekit.pipeline.schedules import (
-    BACKWARD,
-    FORWARD,
-    MAX_OPERATIONS,
-    ORDERED,
-    broken_rules,
-    order,
-    warm_up,
-)
+from telekit.pipeline.order import BACKWARD, FORWARD, MAX_OPERATIONS
+from telekit.pipeline.schedules import ORDERED, broken_rules, order, warm_up
 
 SIZES = st.tuples(st.integers(2, 6), st.integers(1, 4), st.integers(2, 4))
 

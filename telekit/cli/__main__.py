@@ -1,0 +1,5 @@
+"""``python -m telekit.cli``."""
+
+from telekit.cli.app import main
+
+main()
