@@ -86,6 +86,7 @@ def equal_length(answer: float | None) -> Feedback:
             "a query meets half of the keys on average, not all": projections / per_key,
             "keys and values have 8 heads, not 32": 4 * 4096,
             "a head is multiplied by the key and by the value": 4 * projections / per_key,
+            "queries have 32 heads; only keys and values have 8": 8 * projections / per_key,
         },
     )
 
@@ -147,7 +148,7 @@ def designed(answer: Mapping[str, Any]) -> Design:
     fields = base()
     if not isinstance(answer, Mapping):
         raise ValueError('write fields and their values, such as {"n_routed_experts": 384}')
-    unknown = sorted(set(answer) - set(fields))
+    unknown = sorted(str(name) for name in answer if name not in fields)
     if unknown:
         raise ValueError(f"{', '.join(unknown)}: no field of the base; it has {', '.join(fields)}")
     model = from_huggingface(fields | dict(answer), name="yours")

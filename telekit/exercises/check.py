@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,8 @@ SLIPS: tuple[tuple[float, str], ...] = (
     (3.0, "a factor of 3: forward alone, or forward with backward?"),
     (2.0, "a factor of 2: check bytes a number, multiply with add, one way or both ways"),
 )
+UNITS = {"%": ("per cent", "percent"), "B": ("billion",)}
+"""Other words for units, where a reader writes one behind a number."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +60,8 @@ def number(
 
     Parameters
     ----------
-    answer : float or None
-        None: not answered yet.
+    answer : float, str or None
+        None: not answered yet. A text may have commas between thousands, and the unit behind the number.
     want : float
         The right value, computed at the exercise's own numbers, never at a slider's.
     rel : float
@@ -73,9 +76,12 @@ def number(
             None, f"Set `answer`{f' [{unit}]' if unit else ''} and run the cell again. {hint}".strip()
         )
     try:
-        value = float(answer)
+        value = _read(answer, unit)
     except (TypeError, ValueError):
-        return Feedback(False, f"{answer!r} is not a number.")
+        instead = f": write it in {unit}, such as 12.3 or '12.3 {unit}'" if unit else ""
+        return Feedback(False, f"{_shown(answer)} is not a number{instead}.")
+    except OverflowError:
+        value = math.inf
     if not math.isfinite(value):
         return Feedback(False, f"{value} is not a finite number.")
     said = f"{value:,.6g} {unit}".strip()
@@ -84,27 +90,65 @@ def number(
     return Feedback(False, f"{said} {_slip(value, want, rel, slips or {}) or f'is not it. {hint}'}".strip())
 
 
+def _read(answer: Any, unit: str) -> float:
+    """Read a number, or a text that is one with commas between thousands and its unit behind it."""
+    if not isinstance(answer, str):
+        return float(answer)
+    found = re.fullmatch(r"([-+]?[\d.,_]+(?:[eE][-+]?\d+)?)\s*(\D.*)?", answer.strip())
+    if not found:
+        return float(answer)
+    digits, said = found.groups()
+    if said and said.casefold() not in {known.casefold() for known in (unit, *UNITS.get(unit, ()))}:
+        raise ValueError(f"{said} is not {unit}")
+    return float(re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", digits))
+
+
+def _shown(answer: Any) -> str:
+    """Write an answer back to its reader, on one short line whatever it is."""
+    try:
+        text = repr(answer)
+    except ValueError:  # an integer of thousands of digits
+        return f"this {type(answer).__name__}"
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
 def _slip(value: float, want: float, rel: float, slips: Mapping[str, float]) -> str:
-    """Say which slip a wrong number looks like; nothing when it looks like none."""
-    for why, wrong in slips.items():
-        if math.isclose(value, wrong, rel_tol=rel):
-            return f"is not it: {why}."
+    """Say which slip a wrong number looks like; nothing when it looks like none.
+
+    An exercise's own slips may be rounded to two figures, as a question prints them: the nearest within 2 % is meant.
+    """
+    for why, wrong in sorted(slips.items(), key=lambda slip: abs(value - slip[1])):
+        if math.isclose(value, wrong, rel_tol=max(rel, 0.02)):
+            return f"is not it: {_ended(why)}"
     if math.isclose(-value, want, rel_tol=rel):
         return "has the wrong sign."
     for factor, why in SLIPS:
         if any(math.isclose(value, want * f, rel_tol=min(rel, 0.01)) for f in (factor, 1 / factor)):
-            return f"is off by a common slip: {why}."
+            return f"is off by a common slip: {_ended(why)}"
     return ""
 
 
+def _ended(sentence: str) -> str:
+    return sentence if sentence.endswith(("?", ".", "!")) else f"{sentence}."
+
+
 def choice(answer: Any, want: str, why: dict[str, str]) -> Feedback:
-    """Check one of several options; ``why`` says for each option why it is right or wrong."""
+    """Check one of several options; ``why`` says for each option why it is right or wrong.
+
+    Case, and whether words stand apart by a blank, a dash or an underscore, make no difference.
+    """
     options = ", ".join(repr(option) for option in why)
     if answer is None:
         return Feedback(None, f"Set `answer` to one of {options} and run the cell again.")
-    if answer not in why:
-        return Feedback(False, f"{answer!r} is not one of {options}.")
-    return Feedback(answer == want, why[answer])
+    said = _plain(answer) if isinstance(answer, str) else None
+    meant = next((option for option in why if _plain(option) == said), None)
+    if meant is None:
+        return Feedback(False, f"{_shown(answer)} is not one of {options}.")
+    return Feedback(meant == want, why[meant])
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[\W_]+", " ", text).strip().casefold()
 
 
 def design(

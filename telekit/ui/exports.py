@@ -27,7 +27,7 @@ def save(
     chart : altair chart, LiveChart or Still
         A live chart is written as it is shown now.
     path : str or Path
-        Ends in .svg, .png (twice the screen's resolution) or .html (one file, nothing loaded from outside).
+        Ends in .svg, .png (twice the screen's resolution, on white) or .html (one file, nothing loaded from outside).
     rows, title : mapping, str
         Tables and title, when ``chart`` is an altair chart.
 
@@ -49,8 +49,8 @@ def save(
     match kind:
         case "svg":
             target.write_text(vl_convert.vegalite_to_svg(still.spec), encoding="utf-8")
-        case "png":
-            target.write_bytes(vl_convert.vegalite_to_png(still.spec, scale=2.0))
+        case "png":  # on no page, vl-convert darkens colours that let it through
+            target.write_bytes(vl_convert.vegalite_to_png(still.spec | {"background": "white"}, scale=2.0))
         case _:
             target.write_text(vl_convert.vegalite_to_html(still.spec, bundle=True), encoding="utf-8")
     return target

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -24,8 +26,14 @@ from telekit.ui.tables import Table
 RELEASED = ("telechat3-36b", "telechat3-105b-a4.7b")
 """Models of the report's series whose shapes are public."""
 
-BANDS = ((0.0005, "within 0.05 %"), (0.005, "within 0.5 %"), (0.01, "within 1 %"), (0.03, "within 3 %"))
-REST = "more than 3 %"
+BANDS = (
+    (0.0005, "under 0.05 %"),
+    (0.005, "0.05 to 0.5 %"),
+    (0.01, "0.5 to 1 %"),
+    (0.03, "1 to 3 %"),
+    (math.inf, "over 3 %"),
+)
+"""Distances from a published total, each from the one before it."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +57,8 @@ class Known:
         return self.model.moe is not None
 
     @property
-    def active(self) -> int:
-        """Parameters of the products that one token costs: met, without the input embedding."""
+    def multiplied(self) -> int:
+        """Parameters that one token is multiplied by: those that it meets, without the input embedding."""
         return self.count.active_without_input_embedding
 
     @property
@@ -102,6 +110,8 @@ def components(name: str) -> Table:
         if stored
     )
     aside = f", MTP modules of {billions(counted.mtp)} apart" if counted.mtp else ""
+    mixed = mixers(known(name).model)
+    aside += f"; attention: {mixed}" if mixed else ""
     return Table(f"{name}{aside}", ("part", "stored", "", "met by one token", ""), tuple(rows))
 
 
@@ -136,7 +146,7 @@ WHICH = {
 
 def _published_row(it: Known) -> tuple[str, ...]:
     ends = it.count.by_component["embedding"] + it.count.by_component["head"]
-    active = (it.count.active, it.active, it.count.active - ends)
+    active = (it.count.active, it.multiplied, it.count.active - ends)
     mtp = it.count.mtp if it.published.get("total_includes_mtp") else 0
     return (
         f"{it.name}{' *' if mtp else ''}",
@@ -157,10 +167,10 @@ def _published_active(published: Mapping[str, Any]) -> tuple[str, str]:
 def at_a_glance(*names: str, on: str = "ascend-910b", seq_len: int = 4096) -> Table:
     """Say what some models cost: FLOPs of a token, and bytes of the states.
 
-    FLOPs are those of training (forward and backward, causal, head included); 6 N stands beside them with N all
-    parameters, and those a token meets. States are 18 bytes a parameter.
+    FLOPs are those of training (forward and backward, causal, head included); beside them 6 N for all parameters, and
+    for those that a token is multiplied by. States are 18 bytes a parameter.
     """
-    header = ("model", "layers", "width", "experts", "FLOPs/token", "6N all", "6N met", "states", "devices")
+    header = ("model", "layers", "width", "experts", "FLOPs/token", "6N", "6Nₘ", "states", "devices")
     rows = tuple(_glance_row(known(name), on, seq_len) for name in names)
     memory = device(on).memory_bytes / 2**30
     title = f"GFLOP at {seq_len:,} tokens; states in TB (1e12), and devices of {memory:.0f} GiB that just hold them"
@@ -178,7 +188,7 @@ def _glance_row(it: Known, on: str, seq_len: int) -> tuple[str, ...]:
         f"{shape.top_k} of {shape.experts}" if shape.experts else "none",
         f"{flops / 1e9:,.1f}",
         f"{6 * it.count.total / 1e9:,.0f}",
-        f"{6 * it.active / 1e9:,.1f}",
+        f"{6 * it.multiplied / 1e9:,.1f}",
         f"{bytes_ / 1e12:.2f}",
         str(devices_to_hold(it.count.total, device(on).memory_bytes, train)),
     )
@@ -190,12 +200,29 @@ def states_range(parameters: int) -> tuple[float, float]:
     return parameters * lean, parameters * usual
 
 
+MIXERS = {
+    "mamba2": "Mamba (state space)",
+    "gated-delta": "linear attention",
+    "kda": "linear attention",
+    "lightning": "linear attention",
+}
+"""Blocks that mix tokens in the place of attention, and that a count puts under it."""
+
+
+def mixers(model: ModelConfig) -> str:
+    """Say which blocks stand in the place of attention, and in how many layers; nothing where there are none."""
+    kinds = Counter(MIXERS.get(layer.attention.kind, layer.attention.kind) for layer in model.layers)
+    others = [f"{kinds[name]} layers of {name}" for name in dict.fromkeys(MIXERS.values()) if kinds[name]]
+    softmax = sum(n for kind, n in kinds.items() if kind != "none" and kind not in MIXERS.values())
+    return ", ".join([*others, f"{softmax} of softmax attention"]) if others else ""
+
+
 def error_picture() -> Still:
     """Draw how far counts are from published totals, over the whole catalog."""
     models = all_known()
-    by_band: dict[str, list[Known]] = {name: [] for name in (*(name for _, name in BANDS), REST)}
+    by_band: dict[str, list[Known]] = {name: [] for _, name in BANDS}
     for it in models:
-        by_band[next((name for limit, name in BANDS if abs(it.off) <= limit), REST)].append(it)
+        by_band[next(name for limit, name in BANDS if abs(it.off) <= limit)].append(it)
     rows = [{"band": name, "models": len(some), "text": _some(some)} for name, some in by_band.items()]
     close = sum(len(by_band[name]) for _, name in BANDS[:2])
     title = f"{close} of {len(models)} models are counted within 0.5 % of their published total"
@@ -204,5 +231,5 @@ def error_picture() -> Still:
 
 def _some(models: list[Known]) -> str:
     ranked = sorted(models, key=lambda it: -abs(it.off))
-    named = ", ".join(f"{it.name} {it.off:+.1%}" for it in ranked[:3])
+    named = ", ".join(f"{it.name} {it.off:+.2%}" for it in ranked[:3])
     return f"{len(models)}" + (f": {named}" if models and len(models) <= 3 else "")

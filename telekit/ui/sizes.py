@@ -6,7 +6,7 @@ Parameters are shown in B (1e9), FLOPs in GFLOP (1e9).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import altair as alt
@@ -66,11 +66,40 @@ def _amount(size: int, total: int) -> str:
 
 
 def billions(size: float) -> str:
-    """Write parameters in B (1e9), or M (1e6) where they are few, with about three figures."""
+    """Write parameters in B (1e9), M (1e6) where they are few, T (1e12) from ten of those, with three figures."""
     value = size / BILLION
     if value < 0.1:
         return f"{size / 1e6:.3g} M"
-    return f"{value:,.0f} B" if value >= 999.5 else f"{value:.3g} B"
+    return f"{figures(value / 1e3)} T" if value >= 9999.5 else f"{figures(value)} B"
+
+
+def figures(value: float) -> str:
+    """Write a number with three figures, or all before the point; never with an exponent where it is above 1e-4."""
+    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
+
+
+def times(ratio: float) -> str:
+    """Write a ratio: two decimals where it is near 1, so that what hardly moved can be compared."""
+    return f"{ratio:.2f}" if 0.1 <= ratio < 9.995 else figures(ratio)
+
+
+def byte_range(low_bytes: float, high_bytes: float) -> str:
+    """Write two sizes in bytes with one decimal prefix (``9.41 to 10.6 TB``)."""
+    prefixes = ((1e18, "EB"), (1e15, "PB"), (1e12, "TB"), (1e9, "GB"))
+    size, name = next((it for it in prefixes if high_bytes >= it[0]), (1e6, "MB"))
+    return f"{figures(low_bytes / size)} to {figures(high_bytes / size)} {name}"
+
+
+def duration(time_s: float) -> str:
+    """Write how long a run takes, in days, or in what fits better where they are very few or many."""
+    days = time_s / 86400
+    if days >= 999.5:
+        return f"{figures(days / 365.25)} years"
+    if days >= 1:
+        return f"{days:.1f} days" if days < 99.95 else f"{days:.0f} days"
+    if days * 24 >= 1:
+        return f"{days * 24:.1f} hours"
+    return f"{figures(days * 1440)} minutes" if days * 1440 >= 1 else "under a minute"
 
 
 def share(part: float) -> str:
@@ -105,15 +134,31 @@ def parts(what: str, title: str, width: int = 270, height: int = 210) -> alt.Top
 
 WIDTH, HEIGHT, MARGIN = 640, 360, 14
 ROUND = [c * 10.0**power for power in range(-3, 6) for c in (1, 2, 5)]
-PLACES = {"above": -6, "below": 9}
-"""Where a name may stand, to the right of its point, and how far down [px]."""
+PLACES = [
+    ("left", 9, -6),
+    ("left", 9, 8),
+    ("right", -9, -6),
+    ("right", -9, 8),
+    ("center", 0, -14),
+    ("center", 0, 15),
+    ("left", 9, -17),
+    ("left", 9, 19),
+    ("right", -9, -17),
+    ("right", -9, 19),
+]
+"""Where a text may stand, best first: its alignment, and how far right and down of its point it is [px]."""
+CHARACTER, LINE, BESIDE = 6.8, 12, 60
+"""Width and height of text, and how far it may reach beyond the picture's right edge [px]."""
+
+Box = tuple[float, float, float, float]
 
 
 def side_by_side() -> alt.TopLevelMixin:
     """Draw models as points of two logarithmic axes, with guides of one ratio, and names of some.
 
-    Tables ``models`` (model, kind, x, y, text), ``named`` (the same, with ring and place), ``guides`` (guide, x, y,
-    end) and ``axes`` (x_title, y_title), which may change with the rows.
+    Tables ``models`` (model, kind, x, y, text), ``named`` (the same, with ring, and where its name stands: name,
+    align, dx, dy), ``guides`` (guide, x, y, and where its name stands) and ``axes`` (x_title, y_title), which may
+    change with the rows.
     """
     colour = alt.Color("kind:N", scale=style.scale(style.MODELS), legend=alt.Legend(symbolType="circle"))
     axis = alt.Axis(values=ROUND, labelExpr="format(datum.value, ',.4~r')", labelOverlap=True)
@@ -124,58 +169,61 @@ def side_by_side() -> alt.TopLevelMixin:
     )
     guides = alt.Chart(alt.NamedData("guides")).encode(x=x, y=y)
     lines = guides.mark_line(color=style.TIME["bubble"], strokeDash=[3, 3], strokeWidth=1)
-    ends = guides.transform_filter("datum.end").mark_text(align="left", dx=10, fontStyle="italic")
+    where: dict[str, Any] = {side: alt.expr(f"datum.{side}") for side in ("align", "dx", "dy")}
     points = (
         alt.Chart(alt.NamedData("models")).mark_circle(size=64, opacity=0.85).encode(x=x, y=y, color=colour)
     )
     named = alt.Chart(alt.NamedData("named")).encode(x=x, y=y)
     rings = named.transform_filter("datum.ring").mark_point(size=130, strokeWidth=1.6, color=style.LIMIT)
-    names = [
-        named.transform_filter(f"datum.place === '{place}'")
-        .mark_text(align="left", dx=9, dy=dy)
-        .encode(text="model:N")
-        for place, dy in PLACES.items()
-    ]
     axes = alt.Chart(alt.NamedData("axes"))
     across = axes.mark_text(dy=34).encode(x=alt.value(WIDTH / 2), y=alt.value(HEIGHT), text="x_title:N")
     up = axes.mark_text(angle=270, dy=-52).encode(x=alt.value(0), y=alt.value(HEIGHT / 2), text="y_title:N")
     return alt.layer(
         lines.encode(detail="guide:N"),
-        ends.encode(text="guide:N"),
+        guides.mark_text(fontStyle="italic", **where).encode(text="name:N"),
         points.encode(tooltip=["model:N", "text:N"]),
         rings,
-        *names,
+        named.mark_text(**where).encode(text="name:N"),
         across,
         up,
     ).properties(width=WIDTH, height=HEIGHT, description="Models as points of two measures.")
 
 
-def named_rows(points: Sequence[Mapping[str, Any]], wanted: Sequence[Mapping[str, Any]]) -> Table:
-    """Give each wanted point a place for its name, or none where every place would cover another name.
+class Room:
+    """Where text can stand beside points without covering one, or other text."""
 
-    Parameters
-    ----------
-    points, wanted : sequences of mapping
-        All points shown (x, y), and those to be named, the most important first.
-    """
-    if not wanted:
-        return []
-    across, up = _pixels([p["x"] for p in points], WIDTH), _pixels([p["y"] for p in points], HEIGHT)
-    taken: list[tuple[float, float, float]] = []
-    rows = []
-    for p in wanted:
-        left, middle = across(p["x"]), HEIGHT - up(p["y"])
-        right = left + 7.0 * len(p["model"])
-        free = (
-            place
-            for place, dy in PLACES.items()
-            if all(abs(middle + dy - y) >= 12 or right < a or b < left for a, b, y in taken)
+    def __init__(self, points: Sequence[Mapping[str, Any]]) -> None:
+        self._across = _pixels([p["x"] for p in points], WIDTH)
+        self._up = _pixels([p["y"] for p in points], HEIGHT)
+        spots = (self._at(p) for p in points)
+        self._taken: list[Box] = [(x - 6, x + 6, y - 6, y + 6) for x, y in spots]
+
+    def name(self, row: Mapping[str, Any], text: str) -> dict[str, Any]:
+        """Return the row with its name and where that stands; with no name where each place would cover something."""
+        x, y = self._at(row)
+        for align, dx, dy in PLACES:
+            width = CHARACTER * len(text)
+            left = x + dx - {"left": 0.0, "center": width / 2, "right": width}[align]
+            box = (left, left + width, y + dy - LINE / 2, y + dy + LINE / 2)
+            if self._is_free(box):
+                self._taken.append(box)
+                return dict(row) | {"name": text, "align": align, "dx": dx, "dy": dy}
+        return dict(row) | {"name": "", "align": "left", "dx": 0, "dy": 0}
+
+    def _at(self, p: Mapping[str, Any]) -> tuple[float, float]:
+        return self._across(p["x"]), HEIGHT - self._up(p["y"])
+
+    def _is_free(self, box: Box) -> bool:
+        left, right, top, bottom = box
+        inside = left >= 0 and right <= WIDTH + BESIDE and top >= -LINE and bottom <= HEIGHT
+        return inside and all(
+            right <= a or b <= left or bottom <= c or d <= top for a, b, c, d in self._taken
         )
-        place = next(free, "")
-        if place:
-            taken.append((left, right, middle + PLACES[place]))
-        rows.append(dict(p) | {"place": place})
-    return rows
+
+
+def named_rows(room: Room, wanted: Iterable[Mapping[str, Any]]) -> Table:
+    """Name as many of the wanted points as have room, the most important first."""
+    return [room.name(p, p["model"]) for p in wanted]
 
 
 def _pixels(values: Sequence[float], length: int) -> Callable[[float], float]:
@@ -185,26 +233,29 @@ def _pixels(values: Sequence[float], length: int) -> Callable[[float], float]:
     return lambda value: MARGIN + (math.log(value) - low) * per
 
 
-def guide_rows(points: Sequence[Mapping[str, Any]], guides: Mapping[str, tuple[float, int]]) -> Table:
-    """Cut lines ``y = c * x ** power`` to the rectangle that the points fill.
+def guide_rows(
+    room: Room, points: Sequence[Mapping[str, Any]], guides: Mapping[str, tuple[float, int]]
+) -> Table:
+    """Cut lines ``y = c * x ** power`` to the rectangle that the points fill, and name each at its right end.
 
     Parameters
     ----------
+    room : Room
+        Where the names can stand.
     points : sequence of mapping
         With ``x`` and ``y``, positive.
     guides : mapping of str to (float, int)
         By name: c, and the power, 1 or -1.
     """
-    if not points:
-        return []
     xs, ys = [p["x"] for p in points], [p["y"] for p in points]
     left, right, low, high = min(xs), max(xs), min(ys), max(ys)
     rows = []
     for name, (c, power) in guides.items():
         crossings = sorted((y / c) ** power for y in (low, high))
-        begin, end = max(left, crossings[0]), min(right, crossings[1])
-        if begin < end:
-            rows += [{"guide": name, "x": x, "y": c * x**power, "end": x == end} for x in (begin, end)]
+        ends = max(left, crossings[0]), min(right, crossings[1])
+        if ends[0] < ends[1]:
+            begin, end = ({"guide": name, "x": x, "y": c * x**power} for x in ends)
+            rows += [begin | {"name": "", "align": "left", "dx": 0, "dy": 0}, room.name(end, name)]
     return rows
 
 

@@ -46,10 +46,23 @@ COMPONENTS = {
 MODELS = {"dense": "#adb3ba", "sparse": "#5c93d3", "highlighted": "#cf6a17"}
 SIZES = {
     "N: all parameters": "#8f3f6f",
-    "N: what a token meets": "#e08a1e",
-    "N: that, without the input embedding": "#245fa8",
+    "Nₐ: what a token meets": "#e08a1e",
+    "Nₘ: what it is multiplied by": "#245fa8",
 }
-PASSES = {"forward": "#245fa8", "backward": "#e08a1e", "weight gradient": "#1b8573", "recompute": "#8ab8e2"}
+PASSES = {
+    "forward": "#245fa8",
+    "backward": "#cf6a17",
+    "input gradient": "#e5a845",
+    "weight gradient": "#1b8573",
+    "recompute": "#8ab8e2",
+}
+SCHEDULES = {
+    "1f1b": "#b0b6bc",
+    "interleaved-1f1b": "#e08a1e",
+    "zb-h1": "#5c93d3",
+    "zb-v": "#1d5a9f",
+    "dualpipe": "#8f3f6f",
+}
 LIMIT = "#c8372d"
 
 _INKS: dict[str, dict[str, str]] = {

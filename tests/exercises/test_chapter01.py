@@ -59,7 +59,36 @@ def test_what_is_missed_is_said(change, said):
     assert verdict.ok is False and said in verdict.message
 
 
-@pytest.mark.parametrize("answer", [3, "384", [384], {"experts": 384}, {"n_routed_experts": "many"}])
+def test_the_share_that_the_question_prints_is_named_as_the_slip():
+    verdict = tasks.mtp_share(1.7)
+    assert verdict.ok is False and "share of the stored parameters" in verdict.message
+
+
+def test_query_heads_taken_as_key_heads_are_named():
+    hidden, kv = 4096, 8 * 128
+    projections = 2 * (2 * hidden**2 + 2 * hidden * kv)
+    wrong = 2 * projections / (2 * 2 * 8 * 128)  # 8 query heads of 128, once as a key and once as a value
+    assert round(wrong) == 40960
+    verdict = tasks.equal_length(wrong)
+    assert verdict.ok is False and "queries have 32 heads" in verdict.message
+    assert tasks.equal_length("10,239").ok
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        3,
+        "384",
+        [384],
+        {"experts": 384},
+        {"n_routed_experts": "many"},
+        {1: 2},
+        {None: 1, "a": 2},
+        {"n_routed_experts": 10**400},
+        {"hidden_size": 10**5000},
+    ],
+    ids=lambda a: type(a).__name__,
+)
 def test_what_is_no_model_is_refused_without_a_crash(answer):
     verdict = tasks.trillion(answer)
     assert verdict.ok is False and verdict.message.startswith("It must be a model")

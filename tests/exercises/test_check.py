@@ -14,9 +14,26 @@ def test_silence_is_neither_right_nor_wrong():
         assert feedback.ok is None and not feedback and "answer" in feedback.message
 
 
-@pytest.mark.parametrize("answer", [90.19, "90.19", 90.5, 89.7, 90])
+@pytest.mark.parametrize("answer", [90.19, "90.19", 90.5, 89.7, 90, "90.19 GiB", " 90.19gib ", "9.019e1 GiB"])
 def test_a_right_number_passes(answer):
     assert check.number(answer, 90.19, unit="GiB")
+
+
+@pytest.mark.parametrize(
+    ("answer", "want", "unit"),
+    [
+        ("12.88 B", 12.88, "B"), ("12.88 billion", 12.88, "B"), ("26.1 %", 26.1, "%"), ("26.1 per cent", 26.1, "%"),
+        ("20,480", 20480, "tokens"), ("20,480 tokens", 20480, ""), ("1,234,567.5", 1234567.5, ""), ("-3", -3, ""),
+    ],
+)  # fmt: skip
+def test_a_number_may_be_text_with_its_unit_and_commas_between_thousands(answer, want, unit):
+    assert check.number(answer, want, unit=unit or "tokens").ok
+
+
+@pytest.mark.parametrize("answer", ["12.88 GB", "12,88", "1,2345", "12.88.1", "B", "", "12 88"])
+def test_text_that_could_mean_another_number_is_refused(answer):
+    feedback = check.number(answer, 12.88, unit="B")
+    assert feedback.ok is False and "write it in B, such as 12.3 or '12.3 B'" in feedback.message
 
 
 @pytest.mark.parametrize(
@@ -44,6 +61,47 @@ def test_a_slip_that_an_exercise_knows_is_named_before_a_common_one():
     assert check.number(30, 30.0, slips=slips).ok
 
 
+def test_a_slip_as_rounded_as_a_question_prints_it_is_named_and_the_nearest_first():
+    slips = {"of the parameters": 1.7302, "of the layers": 1.68}
+    assert "of the parameters" in check.number(1.72, 4.1, slips=slips).message
+    assert "of the layers" in check.number(1.69, 4.1, slips=slips).message
+    assert check.number(1.7, 1.71, slips=slips).ok
+
+
+def test_a_message_ends_once():
+    assert check.number(0.9019, 90.19).message.endswith("per cent?")
+    assert check.number(45.095, 90.19).message.endswith("both ways.")
+
+
+HUGE = 10**5000  # more digits than Python writes
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        ["no input"],
+        {1: 2},
+        10**400,
+        -(10**400),
+        HUGE,
+        [HUGE],
+        {1: HUGE},
+        object(),
+        b"12",
+        1 + 2j,
+        (),
+        "9" * 6000,
+    ],
+    ids=lambda a: type(a).__name__,
+)
+def test_no_answer_ends_in_a_traceback(answer):
+    for feedback in (
+        check.number(answer, 90.19, unit="GiB"),
+        check.choice(answer, "no input", {"no input": "right", "both": "wrong"}),
+    ):
+        assert feedback.ok is False and len(feedback.message) < 200 and repr(feedback)
+
+
 @pytest.mark.parametrize("answer", ["many", [1, 2], float("nan"), float("inf"), 17.0])
 def test_other_wrong_answers_are_wrong_without_a_crash(answer):
     feedback = check.number(answer, 90.19, hint="Count the layers.")
@@ -54,7 +112,13 @@ def test_choice_explains_itself():
     why = {"memory": "Right: the cap binds.", "time": "No: it is faster."}
     assert check.choice("memory", "memory", why).ok
     assert check.choice("time", "memory", why) == check.Feedback(False, "No: it is faster.")
-    assert "'memory', 'time'" in check.choice("Memory", "memory", why).message
+    assert "'memory', 'time'" in check.choice("speed", "memory", why).message
+
+
+@pytest.mark.parametrize("answer", ["no input", "No Input", "no_input", "NO-INPUT", "  no   input "])
+def test_a_choice_may_be_written_in_any_case_and_with_any_separator(answer):
+    why = {"no input": "Right.", "both": "No."}
+    assert check.choice(answer, "no input", why) == check.Feedback(True, "Right.")
 
 
 def test_a_design_hears_the_first_demand_it_misses():

@@ -37,12 +37,13 @@ SOLUTIONS: dict[str, dict[str, tuple[str, dict[str, str]]]] = {
                 "5120": "half of the keys",
                 "4 * 4096": "8 heads, not 32",
                 "20480": "by the key and by the value",
+                "'40,960'": "queries have 32 heads",
             },
         ),
-        "exercise-active": ("'no input'", {"'both'": "5.71 B", "'neither'": "4.55 B"}),
+        "exercise-active": ("'No Input'", {"'both'": "5.71 B", "'neither'": "4.55 B"}),
         "exercise-mtp": (
             "4.1",
-            {"1.73": "stored parameters", "1.9": "pass through the head", "27.8": "9 of the module's 257"},
+            {"1.7": "stored parameters", "1.9": "pass through the head", "27.8": "9 of the module's 257"},
         ),
         "exercise-design": (
             '{"n_routed_experts": 384, "num_hidden_layers": 60, "first_k_dense_replace": 1,'
@@ -57,6 +58,44 @@ SOLUTIONS: dict[str, dict[str, tuple[str, dict[str, str]]]] = {
                 '{"n_experts": 384}': "no field of the base",
                 '{"first_k_dense_replace": 61}': "no layer has experts",
                 '{"num_experts_per_tok": 300}': "must not exceed n_routed_experts=256",
+            },
+        ),
+    },
+    "04_interleaved_pipeline": {
+        "exercise-micro-batch": (
+            "100 * 7 / (8 + 7)",
+            {"17.9": "8 of them, not 32", "87.5": "over working time", "50": "7 others"},
+        ),
+        "exercise-chunks": ("4", {"5": "under 10 % of the working time", "3": "12.7 %"}),
+        "exercise-held": (
+            "(2 * 7 + 8 + 1) / 2",
+            {"11": "one more forward", "23": "half of what a stage keeps", "8": "1F1B's"},
+        ),
+        "exercise-saved": (
+            "100 * 7 / (512 + 7)",
+            {
+                "100 * 7 / 23": "at 16 micro-batches",
+                "100 * 7 / 512": "over the working time",
+                "7 / 519": "per cent",
+            },
+        ),
+        "exercise-letter": (
+            "7 * (1 + 2 - 2)",
+            {"0": "it is 2, not 1", "14": "W counts twice", "8": "7 others"},
+        ),
+        "exercise-design": (
+            '{"schedule": "v-half", "micro_batch": 2}',
+            {
+                '{"schedule": "zb-v", "micro_batch": 1}': "1.029 times the shortest",
+                '{"schedule": "zb-v", "micro_batch": 2}': "holds 16 sequences and has room for 10",
+                '{"schedule": "dualpipe", "micro_batch": 1}': "beside two copies",
+                '{"schedule": "dualpipe", "micro_batch": 8}': "It must run",
+                '{"schedule": "interleaved-1f1b", "micro_batch": 1, "chunks": 4}': "times the shortest",
+                '{"schedule": "1f1b", "micro_batch": 1, "chunks": 2}': "It must run",
+                '{"schedule": "2f2b", "micro_batch": 1}': "no such schedule",
+                '{"schedule": "1f1b", "micro_batch": 3}': "holds 1, 2, 4, 8 sequences",
+                '{"schedule": "1f1b", "micro_batch": 1, "tp": 2}': "tp: only schedule",
+                '{"schedule": "1f1b"}': "a schedule and a micro-batch",
             },
         ),
     },

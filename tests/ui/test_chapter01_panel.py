@@ -1,14 +1,19 @@
 """Panels of chapter 1 without a browser: what they show is what the package says."""
 
+import re
+
 import pytest
 
 from telekit import catalog
+from telekit.cluster.config import device_names
 from telekit.errors import InputError
 from telekit.model.count import count
 from telekit.model.flops import training_flops_per_token
 from telekit.model.huggingface import load_model
+from telekit.model.reshape import shape_of
 from telekit.ui import style
 from telekit.ui.known_models import RELEASED, all_known
+from telekit.ui.panels import apart as apart_panel
 from telekit.ui.panels import chapter01
 
 
@@ -54,6 +59,21 @@ def test_picking_a_model_begins_anew_from_its_shape_in_one_drawing(apart):
     )
 
 
+@pytest.mark.parametrize("name", apart_panel.SHAPES)
+def test_every_model_gives_a_slider_as_many_steps_its_own_value_among_them(name):
+    """A page that gets fewer steps sends a handle beyond them back as a move of the reader's."""
+    steps = set()
+    for it in all_known():
+        options, value = apart_panel.choices(shape_of(it.model), name)
+        assert (
+            value == getattr(shape_of(it.model), name)
+            and value in options
+            and options == sorted(set(options))
+        )
+        steps.add(len(options))
+    assert steps == {len(apart_panel.SHAPES[name])}
+
+
 def test_a_dense_model_has_no_experts_to_move(apart):
     apart.set(model="llama-3.1-8b")
     assert {n for n, c in apart.controls.items() if c.disabled} == {"dense_layers", "experts", "top_k"}
@@ -69,10 +89,47 @@ def test_an_impossible_shape_is_said_and_the_next_move_recovers(apart):
     assert apart.error is None
 
 
-def test_a_device_without_the_peak_is_said(apart):
-    apart.set(model="mixtral-8x7b", device="v100")
-    assert "bf16" in apart.text and isinstance(apart.error, InputError)
+@pytest.mark.parametrize("name", device_names())
+def test_every_device_gives_a_time_at_a_peak_that_it_has(apart, name):
+    apart.set(model="mixtral-8x7b", device=name)
+    assert apart.error is None and " for 14.8 T tokens" in apart.text
+    assert ("fp16 peak" in apart.text) == (name == "v100")
+
+
+def test_a_device_without_bf16_is_timed_at_fp16_and_says_so(apart):
+    apart.set(model="deepseek-v3", device="v100", devices=8192, mfu=40, tokens_t=14.8)
+    days = count("deepseek-v3").training_flops_per_token * 14.8e12 / (8192 * 125e12 * 0.4) / 86400
+    assert f"<b>{days:.0f} days</b>" in apart.text
+    assert "at v100&#x27;s fp16 peak: no bf16 peak is known for it" in apart.text
     apart.set(device="ascend-910b")
+
+
+def test_the_largest_and_the_smallest_shape_print_in_units_that_fit(apart):
+    ends = {"experts": 1024, "width": 49152, "hidden_size": 16384, "layers": 120, "top_k": 16}
+    apart.set(model="telechat3-105b-a4.7b", **ends, devices=64, mfu=10, tokens_t=30)
+    found = count(
+        dict(catalog.record("models", "telechat3-105b-a4.7b")["config"])
+        | {"n_routed_experts": 1024, "moe_intermediate_size": 49152, "num_experts_per_tok": 16}
+        | {"hidden_size": 16384, "num_hidden_layers": 120}
+    )
+    assert found.total > 2e14 and f"<b>{found.total / 1e12:.0f} T</b> stored" in apart.text
+    assert f"{found.total * 16 / 1e15:.3g} to {found.total * 18 / 1e15:.3g} PB" in apart.text
+    assert " years</b>" in apart.text and "stored × 2," in apart.text
+    assert not re.search(r"e\+\d|\d{5}", re.sub(r"<[^>]*>", " ", apart.text))
+    apart.set(
+        model="qwen3-0.6b", layers=8, hidden_size=1024, devices=16384, mfu=70, tokens_t=0.1, device="gb300"
+    )
+    assert "under a minute" in apart.text and " GB</b> of states" in apart.text
+    apart.set(devices=8192, mfu=40, tokens_t=14.8, device="ascend-910b")
+
+
+def test_what_counts_as_attention_follows_the_layers(apart):
+    apart.set(model="nemotron-h-56b")
+    assert "Attention here: 54 layers of Mamba (state space), 10 of softmax attention." in apart.text
+    apart.set(layers=20)
+    assert "Attention here: 9 layers of Mamba" in apart.text
+    apart.set(model="deepseek-v3")
+    assert "Attention here" not in apart.text
 
 
 def test_what_is_not_counted_is_said(apart):
@@ -123,8 +180,26 @@ def test_titles_count_what_they_say(comparison):
     total = count("telechat3-105b-a4.7b").total
     peers = [it for it in all_known() if it.sparse and total / 1.5 <= it.count.total <= total * 1.5]
     deeper = sum(it.model.num_layers > 45 for it in peers)
-    assert f"Of {len(peers) - 1} sparse models" in comparison.titles[0]
-    assert f"{deeper} have more layers" in comparison.titles[0]
+    wider = sum(it.model.hidden_size > 2560 for it in peers)
+    assert comparison.titles == [
+        f"More layers: {deeper} of the {len(peers) - 1} sparse models from 2/3 to 3/2 of telechat3-105b-a4.7b's size;"
+        f" a wider residual stream: {wider}"
+    ]
+
+
+def test_titles_of_dense_models_are_true_of_them(comparison):
+    comparison.set(view="met by a token against stored", kinds="dense", least_b=0)
+    assert comparison.titles == ["Without experts a token meets every parameter: 1 in 1"]
+    assert all(it.count.total == it.count.active for it in all_known() if not it.sparse)
+    comparison.set(view="FLOPs against what a token is multiplied by")
+    assert "stored" not in comparison.titles[0] and "1.39 times 6 Nₘ" in comparison.titles[0]
+    comparison.set(kinds="all")
+    assert "not what is stored: 1.01 to 1.39 times 6 Nₘ" in comparison.titles[0]
+
+
+def test_nothing_to_show_is_said(comparison):
+    kept = chapter01._points(chapter01.VIEWS["layers against width"], [], "qwen")
+    assert not kept["models"] and not kept["named"] and not kept["guides"]
 
 
 @pytest.fixture(scope="module")
@@ -149,14 +224,27 @@ def test_the_lines_are_FLOPs_over_six_N(six_n, attention, recompute):  # noqa: N
 def test_the_title_says_how_far_it_is_off(six_n):
     six_n.set(model="deepseek-v3", seq_len=4096, attention="causal", recompute="none", documents=0)
     assert six_n.titles == [
-        "At 4,096 tokens 6 N is 12.3% too little with what a token meets, 16.1 times too much with all"
+        "At 4,096 tokens 6 N is 16.1 times too much, 6 Nₐ 10.0% too little, 6 Nₘ 12.3% too little"
     ]
     six_n.set(model="qwen3-0.6b")  # dense and tied: every N is one number
-    assert "with all" not in six_n.titles[0] and [row["place"] for row in six_n.rows["here"]] == [
-        "below",
-        "",
-        "",
-    ]
+    assert six_n.titles == ["At 4,096 tokens 6 N is 28.3% too little"]
+    assert [row["place"] for row in six_n.rows["here"]] == ["below", "", ""]
+    six_n.set(model="llama-3.1-8b")  # dense, the head apart
+    assert six_n.titles == ["At 4,096 tokens 6 N is 0.1% too little, 6 Nₘ 6.7% too little"]
+
+
+@pytest.mark.parametrize("name", ["gpt-oss-20b", "deepseek-v3", "telechat3-105b-a4.7b"])
+def test_the_title_names_the_lines_of_the_legend(six_n, name):
+    six_n.set(model=name, seq_len=4096, attention="causal", recompute="none", documents=0)
+    counted = count(name)
+    flops = counted.training_flops_per_token
+    told = dict(re.findall(r"6 (N.?) (?:is )?([\d.]+(?:%| times) too \w+)", six_n.titles[0]))
+    assert list(told) == [size.split(":")[0] for size in style.SIZES] == ["N", "Nₐ", "Nₘ"]
+    for size, n in (("Nₐ", counted.active), ("Nₘ", counted.active_without_input_embedding)):
+        much = "much" if 6 * n > flops else "little"
+        assert told[size] == f"{abs(6 * n / flops - 1):.1%} too {much}"
+    here = {row["size"][:2].strip(":"): row["ratio"] for row in six_n.rows["here"]}
+    assert here["Nₐ"] == pytest.approx(flops / 6 / counted.active) and here["Nₘ"] > here["Nₐ"]
 
 
 def test_documents_flatten_the_curve(six_n):

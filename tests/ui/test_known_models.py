@@ -42,6 +42,7 @@ def test_every_published_active_count_can_be_shown(name):
 
 
 def test_a_glance_is_the_formula():
+    assert known_models.at_a_glance("mixtral-8x7b").header[4:7] == ("FLOPs/token", "6N", "6Nₘ")
     flops, every, met, states, devices = cells(known_models.at_a_glance("mixtral-8x7b"))["mixtral-8x7b"][3:]
     total, head = 46_702_792_704, 32000 * 4096
     active = 12_879_925_248 - head
@@ -49,6 +50,20 @@ def test_a_glance_is_the_formula():
     assert float(flops) == pytest.approx((6 * (active - 65 * 4096) + 3 * mixing) / 1e9, abs=0.05)
     assert (every, met) == (f"{6 * total / 1e9:,.0f}", f"{6 * active / 1e9:,.1f}")
     assert (states, devices) == (f"{18 * total / 1e12:.2f}", "13")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nemotron-h-56b", "54 layers of Mamba (state space), 10 of softmax attention"),
+        ("kimi-linear-48b-a3b", "20 layers of linear attention, 7 of softmax attention"),
+        ("deepseek-v4-flash", ""),
+        ("llama-3.3-nemotron-super-49b", ""),
+    ],
+)
+def test_what_stands_in_the_place_of_attention_is_said(name, said):
+    assert known_models.mixers(known(name).model) == said
+    assert known_models.components(name).title.endswith(f"; attention: {said}") == bool(said)
 
 
 def test_a_layer_times_layers_and_the_ends_are_the_model():
@@ -70,4 +85,14 @@ def test_every_model_has_its_place_in_the_picture_of_errors():
     assert sum(row["models"] for row in rows) == len(NAMES)
     close = sum(abs(it.off) <= 0.005 for it in known_models.all_known())
     assert still.title.startswith(f"{close} of {len(NAMES)} models")
+    assert [row["band"] for row in rows] == [
+        "under 0.05 %", "0.05 to 0.5 %", "0.5 to 1 %", "1 to 3 %", "over 3 %",
+    ]  # fmt: skip
+    assert (
+        sum(row["models"] for row in rows[:2]) == close
+    )  # bars are apart: the title's models are the first two
+    far = [it for it in known_models.all_known() if abs(it.off) > 0.03]
+    assert rows[-1]["models"] == len(far) and all(
+        f"{it.name} {it.off:+.2%}" in rows[-1]["text"] for it in far
+    )
     assert known("telechat3-105b-a4.7b").off == pytest.approx(104_576_176_576 / 105e9 - 1, abs=1e-4)

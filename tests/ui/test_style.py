@@ -31,6 +31,7 @@ PALETTES = {
     "models": style.MODELS,
     "sizes": style.SIZES,
     "passes": style.PASSES,
+    "schedules": style.SCHEDULES,
 }
 
 

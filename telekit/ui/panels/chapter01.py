@@ -57,6 +57,8 @@ def _sparsity(it: Known) -> float:
 
 
 def _sparsest(shown: Sequence[Known]) -> str:
+    if not any(it.sparse for it in shown):
+        return "Without experts a token meets every parameter: 1 in 1"
     most = max(shown, key=_sparsity)
     said = f"Sparsest: {most.name}, a token meets 1 in {_sparsity(most):.0f} parameters"
     ours = [it for it in shown if it.name in RELEASED and it.sparse and it is not most]
@@ -80,10 +82,8 @@ def _shallow(shown: Sequence[Known]) -> str:
         return f"The widest for its depth is {most.name}: {ratio:.0f} of width a layer"
     deeper = sum(it.model.num_layers > ours.model.num_layers for it in peers)
     wider = sum(it.model.hidden_size > ours.model.hidden_size for it in peers)
-    return (
-        f"Of {len(peers)} sparse models as large as {ours.name}, "
-        f"{deeper} have more layers and {wider} a wider residual stream"
-    )
+    size = f"sparse models from 2/3 to 3/2 of {ours.name}'s size"
+    return f"More layers: {deeper} of the {len(peers)} {size}; a wider residual stream: {wider}"
 
 
 def _thick(shown: Sequence[Known]) -> str:
@@ -94,11 +94,11 @@ def _thick(shown: Sequence[Known]) -> str:
 
 
 def _price(shown: Sequence[Known]) -> str:
-    ratios = [it.count.training_flops_per_token / (6 * it.active) for it in shown]
-    return (
-        "FLOPs follow what a token meets, not what is stored: "
-        f"at 4,096 tokens {min(ratios):.2f} to {max(ratios):.2f} times 6 N"
-    )
+    ratios = [it.count.training_flops_per_token / (6 * it.multiplied) for it in shown]
+    said = f"{min(ratios):.2f} to {max(ratios):.2f} times 6 Nₘ"
+    if not any(it.sparse for it in shown):
+        return f"A token of training costs {said}"
+    return f"FLOPs follow what a token is multiplied by, not what is stored: {said}"
 
 
 VIEWS = {
@@ -120,10 +120,10 @@ VIEWS = {
         {"10 B": (10.0, -1), "100 B": (100.0, -1), "1,000 B": (1000.0, -1)},
         _thick,
     ),
-    "FLOPs against what a token meets": View(
-        ("met by a token, without input embedding [B]", lambda it: it.active / BILLION),
-        ("training FLOPs of a token [GFLOP]", _flops),
-        {"6 N": (6.0, 1), "12 N": (12.0, 1)},
+    "FLOPs against what a token is multiplied by": View(
+        ("Nₘ: what a token is multiplied by [B]", lambda it: it.multiplied / BILLION),
+        ("training FLOPs of a token, at 4,096 [GFLOP]", _flops),
+        {"6 Nₘ": (6.0, 1), "12 Nₘ": (12.0, 1)},
         _price,
     ),
 }
@@ -168,14 +168,15 @@ def _points(view: View, shown: Sequence[Known], family: str) -> Tables:
         points.append(
             {"model": it.name, "kind": kind, "x": x, "y": y, "text": text, "ring": it.name in RELEASED}
         )
+    axes: Tables = {"axes": [{"x_title": view.x[0], "y_title": view.y[0]}]}
+    if not points:
+        return axes | {"models": [], "named": [], "guides": []}
     points.sort(key=lambda p: list(style.MODELS).index(str(p["kind"])))
     chosen = [p for p in points if p["ring"] or p["kind"] == "highlighted"]
-    return {
-        "models": points,
-        "named": sizes.named_rows(points, sorted(chosen, key=lambda p: not p["ring"])),
-        "guides": sizes.guide_rows(points, view.guides),
-        "axes": [{"x_title": view.x[0], "y_title": view.y[0]}],
-    }
+    room = sizes.Room(points)
+    guides = sizes.guide_rows(room, points, view.guides)
+    named = sizes.named_rows(room, sorted(chosen, key=lambda p: not p["ring"]))
+    return axes | {"models": points, "named": named, "guides": guides}
 
 
 # --- where 6 N goes wrong -----------------------------------------------------------------------------------
@@ -238,9 +239,14 @@ def _ratio_rows(model: str, seq_len: int, attention: str, recompute: str, docume
 
 
 def _ratio_titles(model: str, seq_len: int, attention: str, recompute: str, documents: int) -> list[str]:
-    every, met, less = _ratios(model, _training(model, seq_len, attention, recompute, documents)).values()
-    said = f"At {seq_len:,} tokens 6 N is {_off(less)} with what a token meets"
-    return [said if met == every else f"{said}, {_off(every)} with all"]
+    ratios = _ratios(model, _training(model, seq_len, attention, recompute, documents))
+    distinct: dict[float, str] = {}
+    for size, ratio in ratios.items():
+        distinct.setdefault(ratio, f"6 {size.split(':')[0]}")  # a dense model's are one, or two
+    said = ", ".join(
+        f"{name} {'' if i else 'is '}{_off(ratio)}" for i, (ratio, name) in enumerate(distinct.items())
+    )
+    return [f"At {seq_len:,} tokens {said}"]
 
 
 def _off(ratio: float) -> str:
@@ -248,4 +254,4 @@ def _off(ratio: float) -> str:
     much = "much" if ratio < 1 else "little"
     if 0.5 < ratio < 2:
         return f"{abs(1 / ratio - 1):.1%} too {much}"
-    return f"{max(ratio, 1 / ratio):.1f} times too {much}"
+    return f"{sizes.figures(max(ratio, 1 / ratio))} times too {much}"

@@ -1,0 +1,148 @@
+"""Chapter 4 in a real page, offline: Run All, a Gantt chart that follows sliders, large cases, nothing from outside.
+
+Times are recorded in ``test-results/latency04.json``, not asserted: a busy machine is no fault of the code.
+"""
+
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.browser
+
+RESULTS = Path(__file__).parents[2] / "test-results"
+NAME = "04_interleaved_pipeline.ipynb"
+MOVES = 12
+# from the key press to the moment when both charts of the first panel show the new rows
+CLOCK = """(panel) => {
+    window.latency = [];
+    if (window.clocked) return;
+    window.clocked = true; let pressed = null, left = 0;
+    document.addEventListener('keydown', () => { pressed = performance.now(); left = 2; }, true);
+    for (const figure of panel.querySelectorAll('.telekit-chart')) new MutationObserver(() => {
+        if (pressed !== null && --left === 0) window.latency.push(performance.now() - pressed);
+    }).observe(figure, { attributes: true, attributeFilter: ['data-drawn'] });
+}"""
+
+
+@pytest.fixture(scope="module")
+def chapter(open_notebook):
+    """The chapter, run top to bottom."""
+    notebook = open_notebook(NAME, height=1300)
+    notebook.run_all()
+    return notebook
+
+
+@pytest.fixture
+def panel(chapter):
+    """Give a panel by its cell and title, scrolled into view (JupyterLab takes far cells out of the page)."""
+
+    def go(cell, title):
+        chapter.page.evaluate(
+            """(id) => { const notebook = window.jupyterapp.shell.currentWidget.content;
+                const at = notebook.widgets.findIndex(c => c.model.id === id);
+                notebook.activeCellIndex = at; return notebook.scrollToItem(at, 'start'); }""",
+            cell,
+        )
+        found = chapter.page.locator(".telekit-panel", has=chapter.page.locator("h4", has_text=title))
+        found.locator(".telekit-chart svg .mark-text text").first.wait_for()
+        return found
+
+    return go
+
+
+def drawn(panel):
+    """How often each chart of the panel was drawn."""
+    return [int(figure.get_attribute("data-drawn")) for figure in panel.locator(".telekit-chart").all()]
+
+
+def redrawn(chapter, panel, before):
+    """Wait until every chart of the panel is drawn anew."""
+    chapter.page.wait_for_function(
+        "([panel, n]) => [...panel.querySelectorAll('.telekit-chart')].every((f, i) => +f.dataset.drawn > n[i])",
+        arg=[panel.element_handle(), before],
+    )
+
+
+def clean(chapter) -> None:
+    assert chapter.errors() == [] and chapter.console == [] and chapter.outside == []
+
+
+def choose(chapter, panel, schedule):
+    before = drawn(panel)
+    panel.get_by_role("combobox", name="schedule").select_option(schedule)
+    redrawn(chapter, panel, before)
+
+
+def pace(chapter, panel, slider):
+    """Move a slider to and fro; median of the times from key to drawing, in ms."""
+    page = chapter.page
+    page.evaluate(CLOCK, panel.element_handle())
+    panel.get_by_role("slider", name=slider, exact=True).focus()
+    for move in range(MOVES):
+        page.keyboard.press("ArrowRight" if move // 3 % 2 == 0 else "ArrowLeft")
+        page.wait_for_function("(n) => window.latency.length === n", arg=move + 1)
+        page.wait_for_timeout(100)  # one move at a time: the clock is for a change, not for a queue of them
+    return statistics.median(page.evaluate("() => window.latency"))
+
+
+def test_a_schedule_is_drawn_block_by_block(chapter, panel):
+    one = panel("explorer", "One schedule, step by step")
+    assert one.locator("figcaption").first.inner_text() == "1f1b ends after 33; a device idles 27.3% of it"
+    blocks = one.locator(".telekit-chart").first.locator(".mark-rect path")
+    assert blocks.count() == 64
+    choose(chapter, one, "zb-v")
+    assert one.locator("figcaption").first.inner_text() == "zb-v ends after 25.5; a device idles 5.9% of it"
+    assert blocks.count() == 4 * 8 * 2 * 3
+    assert one.locator(".noUi-target[disabled]").count() == 2  # no chunks to choose, no pieces
+    choose(chapter, one, "1f1b")
+    clean(chapter)
+
+
+def test_sliders_redraw_both_charts_and_their_latency_is_recorded(chapter, panel):
+    one = panel("explorer", "One schedule, step by step")
+    said = {"small": pace(chapter, one, "comm")}
+    choose(chapter, one, "zb-v")
+    one.get_by_role("slider", name="stages p").press("End")
+    one.get_by_role("slider", name="batches m").press("End")
+    one.get_by_text("zb-v ends after 775.5").wait_for()
+    assert one.locator(".telekit-chart").first.locator(".mark-rect path").count() <= 900
+    said["zb-v, p 16, m 256"] = pace(chapter, one, "W (weights)")
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "latency04.json").write_text(json.dumps(said, indent=1))
+    print(f"slider to redraw, median ms: {said}")
+    clean(chapter)
+
+
+def test_sizes_that_do_not_run_are_said_in_the_panel(chapter, panel):
+    one = panel("explorer", "One schedule, step by step")
+    one.get_by_role("slider", name="batches m").press("Home")
+    one.get_by_role("combobox", name="schedule").select_option("dualpipe")
+    one.locator(".telekit-bad").wait_for()
+    assert one.locator(".telekit-chart.stale").count() == 2
+    clean(chapter)
+
+
+def test_schedules_stand_on_one_basis(chapter, panel):
+    basis = panel("basis", "Schedules on one basis")
+    assert basis.locator("figcaption").first.inner_text() == "zb-v idles least, 6.8%"
+    before = drawn(basis)
+    basis.get_by_role("slider", name="W (weights)").press("ArrowLeft")
+    redrawn(chapter, basis, before)
+    assert basis.locator(".telekit-chart").first.locator(".mark-rect path").count() >= 12
+    clean(chapter)
+
+
+def test_more_communication_moves_curves_and_bars(chapter, panel):
+    pays = panel("pays", "When does it pay?")
+    before = drawn(pays)
+    assert (
+        pays.locator("figcaption").nth(1).inner_text().startswith("Interleaved, 8 chunks a device idle least")
+    )
+    slider = pays.get_by_role("slider", name="comm")
+    for _ in range(2):  # to 0.1
+        slider.press("ArrowRight")
+    redrawn(chapter, pays, before)
+    pays.get_by_text("4 chunks a device idle least").wait_for()
+    clean(chapter)
