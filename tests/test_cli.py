@@ -189,3 +189,5 @@ def test_packed_documents_and_conventions_of_count():
     assert found["training_flops_per_token"] < whole["training_flops_per_token"]
     assert whole["training_flops_by_convention"]["nvidia"] == pytest.approx(249.67e9, rel=1e-3)
     assert as_process("count", "deepseek-v3", "--documents", "1,x").returncode == 2
+    trained = json.loads(as_process("count", "deepseek-v3", "--json", "--mtp").stdout)
+    assert trained["training_flops_by_convention"]["nvidia"] == pytest.approx(260.015e9, rel=1e-3)

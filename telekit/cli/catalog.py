@@ -84,6 +84,9 @@ def count(
     documents: Annotated[
         str, typer.Option(help="Lengths of packed documents, 2048,1024,1024: attention stays inside each.")
     ] = "",
+    mtp: Annotated[
+        bool, typer.Option("--mtp", help="MTP modules are trained: conventions that count them do.")
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Count a model's parameters and FLOPs."""
@@ -96,7 +99,7 @@ def count(
     loaded = read_model(model)
     found = count_model(loaded, seq_len, attention, lengths)  # type: ignore[arg-type]  # checked inside
     by_convention = {
-        name: flops_per_token(loaded.model, seq_len, name, documents=lengths) for name in CONVENTIONS
+        name: flops_per_token(loaded.model, seq_len, name, mtp=mtp, documents=lengths) for name in CONVENTIONS
     }
 
     def text() -> None:
@@ -114,6 +117,7 @@ def count(
         others = {name: flops for name, flops in by_convention.items() if name != "telekit"}
         rows += [(f"  training, as {name} counts", format_flops(flops)) for name, flops in others.items()]
         table((found.name, f"seq_len {seq_len}, {attention}"), rows)
-        paragraphs((*found.notes, found.convention))
+        passed = (f"fields passed over: {', '.join(found.ignored)}",) if found.ignored else ()
+        paragraphs((*found.notes, *passed, found.convention))
 
     show(as_json, found.to_dict() | {"training_flops_by_convention": by_convention}, text)

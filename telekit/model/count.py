@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from telekit.model.parameters import (
     mtp_parameters,
     trunk_parameters,
 )
+from telekit.model.unread import printable
 
 CONVENTION = (
     "total: each stored parameter once, without MTP modules and vision towers; active: what one token meets, "
@@ -33,6 +35,15 @@ CONVENTION = (
 KEYS = {"causal": "the keys before it, (s + 1) / 2 on average", "full": "all keys of the sequence or window"}
 WITHIN = ", inside each document"
 
+
+_NAMES_ONLY = re.compile(r"(.*\.)?(hidden_act|mlp_hidden_act|hidden_activation|activation_function)")
+"""Defaults that change no number here: which activation stands between two matrices."""
+
+_SHAPES = re.compile(
+    r"(.*\.)?(model_type|vocab_size\w*|tie_word_embeddings|hidden_size_per_layer_input|interleave_moe_layer_step|"
+    r"\w*(heads|experts|experts_per_tok|layers|modules|layer_types|mtp\w*|window|window_pattern|chunk_size|interval|head_dim))"
+)
+"""Defaults that a reader of the numbers should see: they shape the model, and files that mean otherwise say so."""
 
 PARTS = ("attention", "mlp", "shared_experts", "experts", "latent", "router", "norms", "residual")
 ODD = ("latent", "residual")
@@ -60,7 +71,12 @@ class Count:
     forward_flops_per_token, training_flops_per_token : float
         Without MTP, by :attr:`convention`.
     notes : tuple of str
-        Which part of a multimodal file was read, and which was not.
+        Which part of a multimodal file was read, and which was not; what the file does not say and shapes the
+        model; what else a reader of the numbers should know.
+    defaults : dict
+        Each field that was absent or null, with the value that was taken, but for choices that change no number.
+    ignored : tuple of str
+        Fields of unknown meaning that were passed over.
     """
 
     name: str
@@ -76,10 +92,12 @@ class Count:
     attention: AttentionCount
     convention: str
     notes: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, fit for JSON."""
-        return asdict(self)
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
 
 
 def count(
@@ -130,6 +148,8 @@ def count(
         attention=attention,
         convention=CONVENTION.format(keys=KEYS[attention] + (WITHIN if documents else "")),
         notes=_notes(reading),
+        defaults={name: v for name, v in reading.defaults.items() if not _NAMES_ONLY.fullmatch(name)},
+        ignored=reading.ignored,
     )
 
 
@@ -139,7 +159,21 @@ def _notes(reading: Reading) -> tuple[str, ...]:
         found.append(f"counted: the text model, {reading.within} of a multimodal file")
     if reading.towers:
         found.append(f"not counted: {', '.join(reading.towers)}, and what joins them to the text model")
-    return tuple(found)
+    filled = _filled(reading)
+    if filled:
+        found.append(f"not said by the file, and taken as: {', '.join(filled)}")
+    return (*found, *reading.notes)
+
+
+def _filled(reading: Reading) -> list[str]:
+    """Defaults that shape the model, but for widths of heads that are the hidden width over the heads."""
+    model = reading.model
+    usual = {model.hidden_size // k.attention.heads for k in model.kinds if k.attention.heads}
+    return [
+        f"{name} = {printable(value)}"
+        for name, value in reading.defaults.items()
+        if value and _SHAPES.fullmatch(name) and not (name.endswith("head_dim") and value in usual)
+    ]
 
 
 def _components(model: ModelConfig) -> tuple[dict[str, int], int]:

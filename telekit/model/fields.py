@@ -7,11 +7,11 @@ once. What a bad field returns is a placeholder; nothing is built while :attr:`F
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from telekit.errors import Problem
+from telekit.model.unread import objection, printable
 
 LARGEST = 10**7
 MOST_LAYERS = 10_000
@@ -34,40 +34,6 @@ _EXAMPLES = {
     "sliding_window": 4096,
 }
 
-# Fields that say nothing about shapes, by name or by the way such names are made.
-_HARMLESS = re.compile(
-    r"_.*|.*_token_ids?|.*(dropout|dropout_prob|pdrop|(?<![a-z])eps|epsilon|coeff?|alpha|penalty)|(torch_)?dtype|"
-    r"architectures|model_type|auto_map|transformers_version|tokenizer_class|attn_implementation|"
-    r"(rope|rotary|quantization|initializer|summary|scale_attn|skip_bias)_.*|"
-    r"output_(attentions|hidden_states|scores|router_logits)|(original_)?max_position_embeddings|"
-    r"(partial_rotary|routed_scaling)_factor|max_window_layers|initial_context_length|reorder_and_upcast_attn|"
-    r"n_ctx|n_group|topk_group|norm_topk_prob|router_jitter_noise|bias_dropout_fusion|flash_attn|ep_size|"
-    r"use_cache|cache_implementation|attention_softmax_in_fp32|num_beam_groups|use_flash_attention.*|use_flash_attn|pretraining_tp|swiglu_limit|scoring_func|seq_aux"
-)
-
-# Words that, in a field nobody read, mean that it may change the model's shape.
-_SHAPING = re.compile(
-    r"(.*_)?(size|dims?|rank|heads?|layers?|experts?|interval|pattern|types?|freq|step|bias|norm|window|proj|"
-    r"configs?|index|mtp|nextn|predict|modules|lora|conv|ssm|state|mamba|linear|sparse|attention|attn|mlp|ffn|"
-    r"hash|groups?|streams|mult|ratios?|tied?|cross|shared?|hidden|inner|embd|embed|embeddings?|width|depth|kv|"
-    r"blocks?|router|moe|qk|query|key|value|gates?|gated|projections?|sinks?)(_.*)?"
-)
-
-# Parts that few families have, by the fields that only models with them use: words for one that nobody read.
-_FOREIGN = (
-    (r"(text|llm|language)_config", "a text model nested in a multimodal wrapper"),
-    (r"(vision|audio)_config", "a vision or audio tower"),
-    (r"hybrid_override_pattern|layers_block_type|mamba_.*|ssm_.*", "state-space layers"),
-    (r"linear_.*|full_attention_interval", "linear attention"),
-    (r"index_.*", "a sparse-attention indexer"),
-    (r"block_configs", "layers of different widths"),
-    (r".*mtp.*", "multi-token prediction of this form"),
-    (r"hc_mult|.*residual_streams", "several residual streams"),
-    (r"compress_ratios", "compressed attention"),
-    (r"hybrid_layer_pattern|swa_.*heads|attention_chunk_size", "attention layers of several forms"),
-    (r"share_(ffn|attention)|num_kv_shared_layers", "weights shared between layers"),
-)
-
 
 class Fields:
     """One config being read.
@@ -78,12 +44,15 @@ class Fields:
         What was wrong so far.
     defaults : dict
         Fields that were absent or null, and the value taken instead.
+    notes : list of str
+        What a reader of the numbers should know besides.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config = config
         self.problems: list[Problem] = []
         self.defaults: dict[str, Any] = {}
+        self.notes: list[str] = []
         self._seen: set[str] = set()
         self._told: set[tuple[str, str]] = set()
         self._prefix = ""
@@ -109,7 +78,7 @@ class Fields:
         if value is not None and not isinstance(value, Mapping):
             self.refuse(name, f"must be an object of fields, not {_type_name(value)}")
         inner = Fields(value if isinstance(value, Mapping) else {})
-        inner.problems, inner.defaults = self.problems, self.defaults
+        inner.problems, inner.defaults, inner.notes = self.problems, self.defaults, self.notes
         inner._prefix = f"{self._prefix}{name}."
         self._inner.append(inner)
         return inner
@@ -124,6 +93,11 @@ class Fields:
         if (name, rule) not in self._told:  # a field may be asked for twice
             self._told.add((name, rule))
             self.problems.append(Problem(self._prefix + name[:60], printable(shown), rule, suggestion))
+
+    def note(self, words: str) -> None:
+        """Keep what a reader of the numbers should know."""
+        if words not in self.notes:
+            self.notes.append(words)
 
     def fill(self, name: str, value: Any) -> Any:
         """Take ``value`` for a field that says nothing, and remember it."""
@@ -222,46 +196,18 @@ class Fields:
             self.refuse(part, f"must divide {whole}={total}{why}", f"for example {near}", size)
 
     def refuse_unread(self) -> tuple[str, ...]:
-        """Refuse the fields nobody read that may change shapes; return the other unread ones."""
+        """Refuse the fields nobody read that may change shapes; return the other unread ones that say something."""
         ignored = []
-        for name, value in self.config.items():
-            if name in self._seen or _HARMLESS.fullmatch(str(name)):
+        for key, value in self.config.items():
+            name = str(key)
+            if name in self._seen:
                 continue
-            if value and _SHAPING.fullmatch(str(name).lower()):
-                part = part_of(str(name)) or "a field that may change the model's shape"
-                self.refuse(str(name), f"not modelled yet: {part}")
-            else:
-                ignored.append(self._prefix + str(name))
+            rule = objection(name, value, self.config, self._seen)
+            if rule:
+                self.refuse(name, rule)
+            elif rule is not None:
+                ignored.append(self._prefix + name)
         return (*ignored, *(name for inner in self._inner for name in inner.refuse_unread()))
-
-
-def part_of(name: str) -> str:
-    """Words for the part of a model that a field belongs to; empty for one that tells nothing."""
-    return next((words for pattern, words in _FOREIGN if re.fullmatch(pattern, name)), "")
-
-
-def foreign_parts(config: Mapping[str, Any], prefix: str = "") -> list[Problem]:
-    """One problem for each part of a config that no family here has, named by its first field."""
-    found: dict[str, Problem] = {}
-    for name, value in config.items():
-        words = part_of(str(name))
-        if value and words and words not in found:
-            found[words] = Problem(f"{prefix}{name}", printable(value), f"not modelled yet: {words}")
-    nested = config.get("text_config")
-    inner = foreign_parts(nested, "text_config.") if isinstance(nested, Mapping) and not prefix else []
-    return [*found.values(), *inner]
-
-
-def printable(value: Any) -> Any:
-    """Return the value, or a short word for one that is too large to print."""
-    if isinstance(value, Mapping):
-        return f"an object of {len(value)} fields"
-    if isinstance(value, list | tuple):
-        flat = len(value) <= 8 and not any(isinstance(entry, Mapping | list | tuple) for entry in value)
-        return [printable(entry) for entry in value] if flat else f"a list of {len(value)}"
-    if isinstance(value, int) and value.bit_length() > 100:
-        return f"a number of {value.bit_length()} bits"
-    return value
 
 
 def _type_name(value: Any) -> str:

@@ -19,8 +19,9 @@ from telekit.documents import parse, read_text
 from telekit.errors import InputError, Problem, bad, from_pydantic
 from telekit.model.config import ModelConfig
 from telekit.model.families.parts import Family
-from telekit.model.families.registry import FAMILIES, by_architecture
-from telekit.model.fields import Fields, foreign_parts, printable
+from telekit.model.families.registry import FAMILIES, by_architecture, resembling
+from telekit.model.fields import Fields
+from telekit.model.unread import foreign_parts, printable
 
 ALIASES = {f"llama-3-{size}": f"llama-3.1-{size}" for size in ("8b", "70b", "405b")}
 """Catalog names that mean another one."""
@@ -32,6 +33,12 @@ _TIED = ("gemma3", "gemma4")
 """Wrappers whose own class ties the head where the file does not say."""
 
 _TOWER = re.compile(r"(vision|visual|vit|audio|image|speech|video)\w*_config")
+
+_REPEATED = (
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size",
+    "layer_types", "sliding_window", "num_nextn_predict_layers",
+)  # fmt: skip
+"""Fields of the text model that some wrappers repeat."""
 
 _ALWAYS_NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 
@@ -47,11 +54,13 @@ class Reading:
     defaults : dict
         Fields that were absent or null, with the value taken instead.
     ignored : tuple of str
-        Fields with names unknown here that do not look as if they changed any shape.
+        Fields with names unknown here that say something, but not as if it changed any shape.
     within : str
         Where in a multimodal wrapper the text model was found; empty for a plain file.
     towers : tuple of str
         The wrapper's other models (vision, audio), which are not read.
+    notes : tuple of str
+        What a reader of the numbers should know besides.
     """
 
     model: ModelConfig
@@ -59,6 +68,7 @@ class Reading:
     ignored: tuple[str, ...] = ()
     within: str = ""
     towers: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def load_model(spec: str | Path | Mapping[str, Any] | ModelConfig) -> ModelConfig:
@@ -122,7 +132,10 @@ def _read(config: Any, name: str, source: str) -> Reading:
         raise bad("config", printable(config), "must be a JSON object of fields", source=source)
     try:
         within, text = _text_model(config)
+        towers = _towers(config)
         fields = Fields(text)
+        if within and "model_type" in text and config[within].get("model_type") is None:
+            fields.fill("model_type", text["model_type"])
         try:
             parts = _family(fields, nested=bool(within)).read(fields)
             ignored = fields.refuse_unread()
@@ -135,10 +148,19 @@ def _read(config: Any, name: str, source: str) -> Reading:
             raise _inside(error, within) from None
     except InputError as error:
         raise error.within(source) from None
-    towers = tuple(
-        n for n, value in config.items() if _TOWER.fullmatch(str(n)) and isinstance(value, Mapping)
-    )
-    return Reading(model, fields.defaults, ignored, within, towers)
+    return Reading(model, fields.defaults, ignored, within, towers, tuple(fields.notes))
+
+
+def _towers(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of the wrapper's models of other kinds than text."""
+    given = {str(n): value for n, value in config.items() if _TOWER.fullmatch(str(n)) and value is not None}
+    rule = "must be an object of fields"
+    wrong = [
+        Problem(n, printable(v), rule, "leave it out") for n, v in given.items() if not isinstance(v, Mapping)
+    ]
+    if wrong:
+        raise InputError(wrong)
+    return tuple(given)
 
 
 def _text_model(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
@@ -154,6 +176,7 @@ def _text_model(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     if kind is not None and not isinstance(kind, str):
         raise bad("model_type", printable(kind), "must be a text: the name of the family")
     text = dict(config[places[0]])
+    _agree(config, text, places[0])
     tied = config.get("tie_word_embeddings")
     if tied is None and config.get("model_type") in _TIED:
         tied = True
@@ -166,6 +189,16 @@ def _text_model(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
         named = next((name for name in (f"{kind}_text", kind) if name in FAMILIES), None)
         text |= {"model_type": named} if named else {}
     return places[0], text
+
+
+def _agree(config: Mapping[str, Any], text: Mapping[str, Any], place: str) -> None:
+    """Refuse a wrapper that says something else of its text model than the text model does."""
+    apart = [n for n in _REPEATED if None not in (config.get(n), text.get(n)) and config[n] != text[n]]
+    rule = "must equal {}.{}, {}: which is the text model's?"
+    if apart:
+        raise InputError(
+            [Problem(n, printable(config[n]), rule.format(place, n, printable(text[n]))) for n in apart]
+        )
 
 
 def _inside(error: InputError, place: str) -> InputError:
@@ -187,16 +220,17 @@ def _family(fields: Fields, *, nested: bool) -> Family:
     family = FAMILIES.get(kind) if isinstance(kind, str) else None
     if family is None:
         raise InputError([_no_family(kind), *_missing(config, kind), *foreign_parts(config)])
-    if classes and family.architectures and not set(classes).intersection(family.architectures):
+    if family.architectures and not set(classes) <= set(family.architectures):
         known = ", ".join(family.architectures)
         fields.refuse("architectures", f"not modelled yet as a {kind} model", f"known: {known}", classes)
     return family
 
 
 def _no_family(kind: Any) -> Problem:
-    known = f"known: {', '.join(sorted(FAMILIES))}"
     if kind is None:
-        return Problem("model_type", "missing", "this field is required: it names the family", known)
+        rule = "this field is required: it names the family"
+        return Problem("model_type", "missing", rule, "for example llama")
+    known = resembling(kind if isinstance(kind, str) else "")
     return Problem("model_type", printable(kind), "not modelled yet: this family of models", known)
 
 

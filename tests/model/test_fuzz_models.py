@@ -30,7 +30,8 @@ WORDS = ("attention_bias", "mlp_bias", "use_sliding_window", "sliding_window", "
          "n_shared_experts", "num_nextn_predict_layers", "tie_word_embeddings", "layer_types", "index_topk",
          "moe_layer_freq", "decoder_sparse_step", "linear_key_head_dim", "attention_chunk_size", "v_head_dim",
          "num_kv_shared_layers", "use_qk_norm", "intermediate_size",
-         "extra_projection_size", "adapter_rank")  # fmt: skip
+         "extra_projection_size", "adapter_rank", "per_layer_config", "sliding_window_size", "linear_num_heads",
+         "d_model", "num_sliding_attention_heads", "_extra_layers")  # fmt: skip
 
 
 def seeds() -> list[dict]:

@@ -45,6 +45,8 @@ def latent_model(f: Fields, mixers: Callable[[Fields, Trunk], list[Raw]] | None 
     """Read latent attention with routed and shared experts; ``mixers`` makes each layer's attention."""
     t = trunk(f)
     f.expect("mlp_bias", False, NO_BIAS)
+    f.expect("use_mla", True, "not modelled yet: these models without latent attention")
+    f.expect("lm_head", True, "not modelled yet: these models without an output head")
     attention = mixers(f, t) if mixers else [latent_attention(f)] * t.layers
     mtp = mtp_count(f)
     moe, sparse = routed_and_shared(f, t, router, dense_first=dense_first, ahead=mtp)
@@ -83,8 +85,8 @@ def latent_attention(f: Fields, *, needs_q_lora: bool = False, q_lora_key: bool 
 
 def sparse_latent(f: Fields, t: Trunk) -> list[Raw]:
     """Latent attention with an indexer in every layer."""
-    word = "deepseek_sparse_attention"
-    layer_types(f, t, (word,), lambda _: word)
+    words = ("indexed_attention", "deepseek_sparse_attention")  # of transformers since 5.24, and before
+    layer_types(f, t, words, lambda _: words[0])
     return [latent_attention(f, needs_q_lora=True) | {"indexer": indexer(f)}] * t.layers
 
 
@@ -159,6 +161,8 @@ def _v4_kinds(f: Fields, t: Trunk, mtp: int) -> list[str]:
     def default(i: int) -> str:
         return HEAVY if i < 2 or i % 2 == 0 else CHOSEN
 
+    if not f.has("layer_types") and not f.has("compress_ratios"):
+        f.fill("layer_types", f"{HEAVY} in the first two and every second layer, {CHOSEN} between")
     if f.has("layer_types") or not f.has("compress_ratios"):
         f.skip("compress_ratios")
         return [*layer_types(f, t, RATIOS.values(), default), WINDOW]

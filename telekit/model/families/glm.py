@@ -63,6 +63,8 @@ def _experts(f: Fields, *, bias: bool, qk_norm: str, mtp: int) -> Parts:
 
 def glm4_moe_lite(f: Fields) -> Parts:
     """GLM-4.7-Flash: DeepSeek-V3 with one dense layer."""
+    width = f.config.get("qk_rope_head_dim")
+    f.expect("head_dim", width, "must equal qk_rope_head_dim: the class reads either name as the same number")
     return latent_model(f, dense_first=1)
 
 

@@ -18,6 +18,7 @@ from telekit.model.families.parts import (
     grouped_query,
     layer_types,
     layer_windows,
+    per_layer_config,
     trunk,
 )
 from telekit.model.fields import Fields
@@ -66,7 +67,7 @@ def gemma4(f: Fields) -> Parts:
     kinds = layer_types(f, t, (FULL, SLIDING), lambda i: SLIDING if (i + 1) % 6 else FULL)
     kinds[-1] = FULL  # whatever the file says
     shared = _shared_layers(f, t, kinds)
-    attention = _attention(f, t)
+    attention = _attention(f, t, kinds)
     mlp, norms = _feed_forward(f)
     wide = {
         name: 2 * size for name, size in mlp.items() if name in ("ffn_hidden_size", "shared_ffn_hidden_size")
@@ -94,15 +95,23 @@ def _shared_layers(f: Fields, t: Trunk, kinds: Sequence[str]) -> int:
     return shared
 
 
-def _attention(f: Fields, t: Trunk) -> dict[str, Raw]:
+def _attention(f: Fields, t: Trunk, kinds: Sequence[str]) -> dict[str, Raw]:
     more: Raw = {"qk_norm": "head", **attention_bias(f)}
-    f.assume(global_head_dim=512)
     f.count("num_key_value_heads")  # null is no answer here
     sliding = grouped_query(f, t, dim_required=True, **more) | {"window": f.count("sliding_window")}
-    one, kv_heads = f.flag("attention_k_eq_v", False), f.optional("num_global_key_value_heads")
-    full = sliding | {"window": None, "head_dim": f.count("global_head_dim"), "own_values": not one}
-    if one and kv_heads:  # only there do full layers have their own number of key/value heads
-        f.divides("num_global_key_value_heads", kv_heads, "num_attention_heads", full["heads"])
+    one, name = f.flag("attention_k_eq_v", False), "num_global_key_value_heads"
+    own = per_layer_config(f, t, kinds, FULL, ("head_dim", "num_key_value_heads"))
+    if own:  # in files of the newer form; the older form may only repeat it
+        width, kv_heads = own.get("head_dim", sliding["head_dim"]), own.get("num_key_value_heads")
+        f.expect("global_head_dim", width, "must be what per_layer_config says")
+        f.expect(name, kv_heads, "must be what per_layer_config says")
+    else:
+        f.assume(global_head_dim=512)
+        width, kv_heads = f.count("global_head_dim"), f.optional(name)
+        kv_heads = kv_heads if one else None  # only there do full layers have their own number
+    full = sliding | {"window": None, "head_dim": width, "own_values": not one}
+    if kv_heads:
+        f.divides("per_layer_config" if own else name, kv_heads, "num_attention_heads", full["heads"])
         full["kv_heads"] = kv_heads
     return {FULL: full, SLIDING: sliding}
 

@@ -32,7 +32,8 @@ def gpt2(f: Fields) -> Parts:
         width = f.fill("n_inner", 4 * t.hidden_size)
     f.choice("activation_function", ACTIVATIONS, "gelu_new")
     dense = {"ffn_hidden_size": width, "gated": False, "bias": True}
-    extra = {"norm_bias": True, "learned_positions": f.count("n_positions")}
+    positions = f.count(f.first("n_positions", "max_position_embeddings"))
+    extra = {"norm_bias": True, "learned_positions": positions}
     return Parts(t, blocks(t, attention | {"qkv_bias": True, "output_bias": True}, dense), extra)
 
 

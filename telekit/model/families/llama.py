@@ -45,8 +45,12 @@ def llama4(f: Fields) -> Parts:
     if len(turned) != t.layers:
         turned = [True] * t.layers  # a problem is told
     known = ("chunked_attention", "full_attention")
-    kinds = layer_types(f, t, known, lambda i: known[not turned[i]])
-    chunk = {"chunk": f.optional("attention_chunk_size")}
+    f.assume(attention_chunk_size=8192)
+    size = f.optional("attention_chunk_size")
+    kinds = layer_types(f, t, known, lambda i: known[size is None or not turned[i]])
+    if known[0] in kinds:
+        size = f.count("attention_chunk_size")  # says that it is missing
+    chunk = {"chunk": size}
     f.skip(
         "use_qk_norm", "attn_temperature_tuning", "attn_scale", "floor_scale", "for_llm_compressor"
     )  # no weights

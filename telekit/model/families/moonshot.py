@@ -55,23 +55,39 @@ def kimi_linear(f: Fields) -> Parts:
 
 
 def _linear(f: Fields, t: Trunk) -> tuple[list[str], Raw]:
-    """Kind of each layer, and delta attention; the released files have an object for both."""
+    """Kind of each layer, and delta attention; the released files have an object for both, later ones fields too."""
     inner = f.inside("linear_attn_config")
-    source, names = inner, ("num_heads", "head_dim", "short_conv_kernel_size")
-    if not f.has("linear_attn_config"):
-        source, names = f, ("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
-    heads, width, kernel = (source.count(name) for name in names)
+    names = {
+        "num_heads": "linear_num_heads",
+        "head_dim": "linear_head_dim",
+        "short_conv_kernel_size": "linear_conv_kernel_dim",
+    }
+    if f.has("linear_attn_config"):
+        heads, width, kernel = (inner.count(name) for name in names)
+        for size, (old, new) in zip((heads, width, kernel), names.items(), strict=True):
+            f.expect(new, size, f"must equal linear_attn_config.{old}")
+    else:
+        heads, width, kernel = (f.count(name) for name in names.values())
     mixer: Raw = {"kind": "kda", "heads": heads, "head_dim": width, "conv_kernel": kernel}
-    if f.has("layer_types") or not inner.config:
-        inner.skip("full_attn_layers", "kda_layers")
-        words = ("full_attention", "linear_attention")
-        return layer_types(f, t, words, lambda i: words[(i + 1) % 4 != 0]), mixer
-    full, delta = (inner.entries(name, int) or [] for name in ("full_attn_layers", "kda_layers"))
+    return _kinds(f, inner, t), mixer
+
+
+def _kinds(f: Fields, inner: Fields, t: Trunk) -> list[str]:
+    """Kind of each layer, in words or as two lists of numbers from 1 on; where both are, they must agree."""
+    words = layer_types(f, t, ("full_attention", "linear_attention"), lambda _: "linear_attention")
+    listed = [inner.entries(name, int) for name in ("full_attn_layers", "kda_layers")]
+    if f.has("layer_types") and listed == [None, None]:
+        return words
+    full, delta = (numbers or [] for numbers in listed)
     if sorted(full + delta) != list(range(1, t.layers + 1)):
-        rule = f"must name, with kda_layers, each layer from 1 to {t.layers} once"
-        inner.refuse("full_attn_layers", rule)
-        return ["full_attention"] * t.layers, mixer
-    return ["full_attention" if i + 1 in full else "linear_attention" for i in range(t.layers)], mixer
+        inner.refuse("full_attn_layers", f"must name, with kda_layers, each layer from 1 to {t.layers} once")
+        return words
+    kinds = ["full_attention" if i + 1 in full else "linear_attention" for i in range(t.layers)]
+    if f.has("layer_types") and f.clean("layer_types") and words != kinds:
+        f.refuse(
+            "layer_types", "must say the same as linear_attn_config.full_attn_layers", "give one of them"
+        )
+    return kinds
 
 
 FAMILIES = {

@@ -62,6 +62,8 @@ def nemotron_h(f: Fields) -> Parts:
 def _pattern(f: Fields, text: str, words: str) -> str:
     """Kinds of layers, a letter each, from a string of letters or from a list of words; both must agree."""
     named = f.entries(words, str)
+    if named == []:
+        f.refuse(words, "must name each layer", f"leave it out beside {text}")
     unknown = sorted(set(named or ()) - set(_WORDS))
     if unknown:
         f.refuse(words, f"not modelled yet: layers of this type; known: {', '.join(_WORDS)}", value=unknown)

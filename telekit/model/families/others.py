@@ -31,6 +31,7 @@ def dbrx(f: Fields) -> Parts:
     heads, groups = f.count("n_heads"), a.count("kv_n_heads")
     f.divides("n_heads", heads, "d_model", t.hidden_size)
     a.divides("kv_n_heads", groups, "n_heads", heads)
+    f.expect("num_key_value_heads", groups, "must equal attn_config.kv_n_heads")
     attention: Raw = {"heads": heads, "kv_heads": groups, "head_dim": max(t.hidden_size // heads, 1)}
     moe = experts(m, "moe_num_experts", "ffn_hidden_size", top_k="moe_top_k")
     a.skip("model_type", "rope_theta", "clip_qkv", "attn_pdrop")
@@ -123,8 +124,9 @@ def exaone4(f: Fields) -> Parts:
     t = trunk(f)
     attention = grouped_query(f, t, kv_required=True, qk_norm="head")
     pattern = 1
-    if not f.has("layer_types") and f.has("sliding_window"):
-        pattern = f.count("sliding_window_pattern", 4)
+    if not f.has("layer_types"):
+        f.assume(sliding_window=4096)
+        pattern = f.count("sliding_window_pattern", 4) if f.has("sliding_window") else 1
     f.skip("sliding_window_pattern")  # the list of layers says it
     windows = layer_windows(f, t, lambda i: (i + 1) % pattern != 0)
     return Parts(t, blocks(t, attention, feed_forward(f), windows=windows))

@@ -7,12 +7,12 @@ where that class derives them from others or turns something off; sizes that it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from telekit.model.config import LayerKind, ModelConfig
-from telekit.model.fields import MOST_LAYERS, Fields
+from telekit.model.fields import LARGEST, MOST_LAYERS, Fields
 
 ACTIVATIONS = (
     "silu", "swish", "swiglu", "fusedswiglu", "gelu", "gelu_new", "gelu_fast", "gelu_python",
@@ -218,6 +218,34 @@ def layer_windows(f: Fields, t: Trunk, sliding: Callable[[int], bool] | None = N
     if any(has_window) and window is None:
         window = f.count("sliding_window")  # says that it is missing
     return tuple(window if has else None for has in has_window)
+
+
+def per_layer_config(
+    f: Fields, t: Trunk, kinds: Sequence[str], kind: str, names: Iterable[str]
+) -> dict[str, int]:
+    """Return what all layers of one ``kind`` have in place of the model's own sizes, of these ``names``.
+
+    Transformers says so since 5.24: an object from the number of a layer to what differs there. Empty where it is
+    absent.
+    """
+    field, sizes = "per_layer_config", set(names)
+    f.skip(field)
+    if field not in f.config:
+        return {}
+    value = f.config[field]  # null is no answer: the classes then make all layers alike
+    layers = [i for i, word in enumerate(kinds[: t.layers]) if word == kind]
+    if not isinstance(value, Mapping) or not all(isinstance(entry, Mapping) for entry in value.values()):
+        f.refuse(field, "must be an object from layers to objects of their fields")
+    elif sorted(str(key).zfill(9) for key in value) != [str(i).zfill(9) for i in layers]:
+        f.refuse(field, f"must name the layers of {kind}, and no other", f"layers {layers}")
+    elif len({repr(sorted(entry.items())) for entry in value.values()}) > 1:
+        f.refuse(field, f"not modelled yet: layers of {kind} that differ")
+    elif value:
+        found = dict(next(iter(value.values())))
+        if set(found) <= sizes and all(type(n) is int and 1 <= n <= LARGEST for n in found.values()):
+            return found
+        f.refuse(field, f"not modelled yet: other fields there than whole {', '.join(sorted(sizes))}")
+    return {}
 
 
 def fixed(f: Fields, name: str, value: int, rule: str) -> int:

@@ -29,6 +29,7 @@ def qwen2(f: Fields) -> Parts:
     t = trunk(f)
     f.expect("attention_bias", True, "these models always have biases on queries, keys and values")
     f.skip("use_mrope")
+    _dual_chunks(f)
     attention = grouped_query(f, t, kv_required=True, qkv_bias=True)
     return Parts(t, blocks(t, attention, feed_forward(f), windows=_late_windows(f, t)))
 
@@ -44,9 +45,11 @@ def qwen2_moe(f: Fields) -> Parts:
     t = trunk(f)
     f.skip("use_mrope")
     attention = grouped_query(f, t, kv_required=True, qkv_bias=f.flag("qkv_bias", True))
-    windowed = _windowed(f)
-    first = f.count("max_window_layers", least=0) if windowed else 0
-    windows = layer_windows(f, t, lambda i: windowed and i % 2 == 0 and i < first)
+    windowed, first = _windowed(f, off=0), _first_window(f)
+    if f.config.get("use_sliding_window") is True:
+        f.count("sliding_window")  # null is no answer: the class has windowed layers all the same
+    sliding = (lambda i: i % 2 == 0 and i < first) if windowed else None
+    windows = _flagged(f, layer_windows(f, t, sliding))
     return Parts(t, blocks(t, attention, feed_forward(f), _gated_experts(f), sparse_steps(f, t), windows))
 
 
@@ -54,6 +57,7 @@ def qwen3(f: Fields) -> Parts:
     """Qwen3 dense: norms on queries and keys of each head; windows from ``max_window_layers`` on."""
     t = trunk(f)
     attention = _attention(f, t, dim_required=True)
+    _dual_chunks(f)
     return Parts(t, blocks(t, attention, feed_forward(f), windows=_late_windows(f, t)))
 
 
@@ -61,8 +65,11 @@ def qwen3_moe(f: Fields) -> Parts:
     """Qwen3 with experts in every ``decoder_sparse_step``-th block that ``mlp_only_layers`` does not name."""
     t = trunk(f)
     attention = _attention(f, t, dim_required=False)
+    _dual_chunks(f)
     windowed = _windowed(f)
-    windows = layer_windows(f, t, lambda _: windowed)
+    windows = _flagged(f, layer_windows(f, t, lambda _: windowed))
+    if windowed and None in windows:
+        f.refuse("layer_types", "must give every layer a window: the class reads use_sliding_window only")
     return Parts(t, blocks(t, attention, feed_forward(f), _experts(f), sparse_steps(f, t), windows))
 
 
@@ -155,15 +162,39 @@ def sparse_steps(f: Fields, t: Trunk) -> frozenset[int]:
     return frozenset(range(step - 1, t.layers, step)) - frozenset(only)
 
 
-def _windowed(f: Fields) -> bool:
-    window, used = f.optional("sliding_window"), f.flag("use_sliding_window", False)
-    return used and window is not None
+def _windowed(f: Fields, off: int = 1) -> bool:
+    """Whether layers may have a window; where not, the file may still give one, from ``off`` on."""
+    if not f.flag("use_sliding_window", False):
+        f.optional("sliding_window", least=off)
+        return False
+    f.assume(sliding_window=4096)
+    return f.optional("sliding_window") is not None
+
+
+def _first_window(f: Fields) -> int:
+    """Layer that ``max_window_layers`` names, where it says which have a window."""
+    used = f.config.get("use_sliding_window") is True and not f.has("layer_types")
+    return f.count("max_window_layers", least=0) if used else 0
+
+
+def _flagged(f: Fields, windows: Windows) -> Windows:
+    """Refuse windows that the flag turns off."""
+    if any(windows) and f.config.get("use_sliding_window") is not True:
+        rule = "must have no sliding_attention where use_sliding_window is not true"
+        f.refuse("layer_types", rule, "write use_sliding_window: true")
+    return windows
 
 
 def _late_windows(f: Fields, t: Trunk) -> Windows:
-    windowed = _windowed(f)
-    first = f.count("max_window_layers", least=0) if windowed else 0
-    return layer_windows(f, t, lambda i: windowed and i >= first)
+    windowed, first = _windowed(f), _first_window(f)
+    return _flagged(f, layer_windows(f, t, lambda i: windowed and i >= first))
+
+
+def _dual_chunks(f: Fields) -> None:
+    if f.has("dual_chunk_attention_config"):
+        inner = f.inside("dual_chunk_attention_config")
+        inner.skip(*inner.config)
+        f.note("dual_chunk_attention_config is not modelled: FLOPs are those of plain attention")
 
 
 def _attention(f: Fields, t: Trunk, *, dim_required: bool, **more: Any) -> Raw:

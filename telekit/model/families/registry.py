@@ -54,3 +54,16 @@ def by_architecture(architectures: Iterable[str]) -> str | None:
     wanted = set(architectures)
     found = (kind for kind, family in FAMILIES.items() if wanted.intersection(family.architectures))
     return next(found, None)
+
+
+def resembling(kind: str) -> str:
+    """Words that help who gave a ``model_type`` that is not known: those spelled like it, or a few."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(kind, FAMILIES)
+    few = ("deepseek_v3", "llama", "qwen3_moe")
+    return (
+        f"known and alike: {', '.join(close)}"
+        if close
+        else f"{len(FAMILIES)} are known, {', '.join(few)} among them"
+    )

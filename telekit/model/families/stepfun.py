@@ -16,12 +16,17 @@ from telekit.model.families.parts import (
     feed_forward,
     fixed,
     grouped_query,
+    per_layer_config,
     sparse_layers,
     trunk,
 )
 from telekit.model.fields import Fields
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+_HEADS_UNSAID = (
+    "the file does not say how many heads the windowed layers have: {}, those of the full layers, are taken, as its "
+    "class does; Step-3.5-Flash has half as many again there, and a model like it is larger than told here"
+)
 
 
 def step3_text(f: Fields) -> Parts:
@@ -47,7 +52,7 @@ def step3p5(f: Fields) -> Parts:
     fixed(f, "n_shared_experts", 1, "these models have one shared expert")
     mtp = mtp_count(f, f.first("num_nextn_predict_layers", "num_mtp_layers"))
     kinds = _kinds(f, t, mtp)
-    mixers = _mixers(f, t, SLIDING in kinds)
+    mixers = _mixers(f, t, kinds)
     moe = _experts(f) | {"correction_bias": f.flag("use_moe_router_bias", True)}
     dense, sparse = feed_forward(f), _sparse(f, t, mtp)
     found = [Block(mixers[kind], moe if i in sparse else dense) for i, kind in enumerate(kinds)]
@@ -61,6 +66,8 @@ def step3p5(f: Fields) -> Parts:
 def _kinds(f: Fields, t: Trunk, mtp: int) -> list[str]:
     """Kind of each layer, and behind them of each MTP module, which the released models give a window."""
     kinds = f.entries("layer_types", str)
+    if kinds is None:
+        f.fill("layer_types", f"{FULL} everywhere")
     kinds = [FULL] * (t.layers + mtp) if kinds is None else kinds + (f.entries("mtp_layer_types", str) or [])
     unknown = sorted(set(kinds) - {FULL, SLIDING})
     if unknown:
@@ -75,27 +82,41 @@ def _kinds(f: Fields, t: Trunk, mtp: int) -> list[str]:
     return kinds + f.fill("mtp_layer_types", [SLIDING] * short) if short else kinds
 
 
-def _mixers(f: Fields, t: Trunk, sliding: bool) -> dict[str, Raw]:
+def _mixers(f: Fields, t: Trunk, kinds: Sequence[str]) -> dict[str, Raw]:
     groups = f.first("num_attention_groups", "num_key_value_heads")
     gate = "head" if f.flag("use_head_wise_attn_gate", True) else "none"
     full = grouped_query(
         f, t, kv_heads=groups, kv_number=True, dim_required=True, qk_norm="head", output_gate=gate
     )
-    other = f.inside("attention_other_setting")
+    swa = full | _windowed_sizes(f, t, kinds, full)
+    f.divides(groups, swa["kv_heads"], "the heads of windowed layers", swa["heads"])
+    window = f.count("sliding_window") if SLIDING in kinds else f.optional("sliding_window")
+    return {FULL: full, SLIDING: swa | {"window": window}}
+
+
+def _windowed_sizes(f: Fields, t: Trunk, kinds: Sequence[str], full: Raw) -> Raw:
+    """Heads of windowed layers, and in older files their key heads and widths; three fields may say it."""
+    name, other = "num_sliding_attention_heads", f.inside("attention_other_setting")
     other.skip("attention_type")
     if other.config.get("attention_type", SLIDING) != SLIDING:
         other.refuse("attention_type", "not modelled yet: layers of this type with sizes of their own")
-    swa = dict(full)
+    layered = per_layer_config(f, t, kinds, SLIDING, ("num_attention_heads",)).get("num_attention_heads")
     if other.config:
         names = {"heads": "num_attention_heads", "kv_heads": "num_attention_groups", "head_dim": "head_dim"}
-        swa |= {part: other.count(name, full[part]) for part, name in names.items()}
-        f.expect("num_sliding_attention_heads", swa["heads"], "must be what attention_other_setting says")
+        sizes = {part: other.count(field, full[part]) for part, field in names.items()}
+        f.expect(name, sizes["heads"], "must be what attention_other_setting says")
+    elif layered and not f.has(name):
+        sizes = {"heads": layered}
     else:
-        swa["heads"] = f.count("num_sliding_attention_heads", full["heads"])
-    other.expect("true_head_dim", swa["head_dim"], "must equal head_dim")
-    f.divides(groups, swa["kv_heads"], "the heads of windowed layers", swa["heads"])
-    window = f.count("sliding_window") if sliding else f.optional("sliding_window")
-    return {FULL: full, SLIDING: swa | {"window": window}}
+        if SLIDING in kinds and not f.has(name):
+            f.note(_HEADS_UNSAID.format(full["heads"]))
+        sizes = {"heads": f.count(name, full["heads"])}
+    if layered not in (None, sizes["heads"]):
+        f.refuse(
+            "per_layer_config", f"must give windowed layers {sizes['heads']} heads, as the other fields do"
+        )
+    other.expect("true_head_dim", sizes.get("head_dim", full["head_dim"]), "must equal head_dim")
+    return sizes
 
 
 def _sparse(f: Fields, t: Trunk, mtp: int) -> frozenset[int]:

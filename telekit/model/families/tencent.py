@@ -34,7 +34,12 @@ def hunyuan_dense(f: Fields) -> Parts:
     f.expect("num_experts", 1, "must be 1: this class has no experts")
     f.expect("use_cla", False, "not modelled yet: keys and values of another layer in this family")
     f.skip(
-        "moe_topk", "moe_intermediate_size", "num_shared_expert", "moe_layer_num_skipped", "use_mixed_mlp_moe"
+        "moe_topk",
+        "moe_intermediate_size",
+        "num_shared_expert",
+        "moe_layer_num_skipped",
+        "use_mixed_mlp_moe",
+        "cla_share_factor",
     )
     return Parts(t, blocks(t, _attention(f, t, normed=True), feed_forward(f)))
 

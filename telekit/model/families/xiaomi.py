@@ -22,6 +22,10 @@ from telekit.model.families.qwen import qwen2
 from telekit.model.fields import Fields
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+_ONE_KEY = (
+    "windows are of {} keys, the query's own included, as in the code released with the model; SGLang and transformers "
+    "take sliding_window_size for the keys before it, and see one more"
+)
 
 
 def mimo(f: Fields) -> Parts:
@@ -59,12 +63,36 @@ def _mixers(f: Fields, t: Trunk) -> dict[str, Raw]:
         "kv_heads": f.count("swa_num_key_value_heads", 2 * full["kv_heads"]),
         "head_dim": f.count("swa_head_dim", full["head_dim"]),
         "v_head_dim": f.count("swa_v_head_dim", values),
-        "window": f.count(f.first("sliding_window", "sliding_window_size")),
+        "window": _window(f),
         "sinks": f.flag("add_swa_attention_sink_bias", True),
         "qkv_bias": bias,
     }
     f.divides("swa_num_key_value_heads", swa["kv_heads"], "swa_num_attention_heads", swa["heads"])
     return {FULL: full | {"sinks": f.flag("add_full_attention_sink_bias", False)}, SLIDING: swa}
+
+
+def _window(f: Fields) -> int:
+    """Keys that a query sees, itself included.
+
+    The code released with the model reads ``sliding_window``. SGLang, and transformers since 5.24, read
+    ``sliding_window_size`` and see so many keys before the query; transformers then stores one more in
+    ``sliding_window``. The released file has 128 for both.
+    """
+    name, before = "sliding_window", f.optional("sliding_window_size")
+    if before is None:
+        return f.count(name)
+    if not f.has(name):
+        return int(f.fill(name, before + 1))
+    window = f.count(name)
+    if window == before:
+        f.note(_ONE_KEY.format(window))
+    elif f.clean(name, "sliding_window_size") and window != before + 1:
+        f.refuse(
+            "sliding_window_size",
+            f"must be sliding_window, or one less, {window - 1}",
+            f"for example {window}",
+        )
+    return window
 
 
 def _kinds(f: Fields, t: Trunk) -> list[str]:
