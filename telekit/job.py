@@ -14,8 +14,10 @@ from telekit import catalog
 from telekit.cluster.config import ClusterConfig, load_cluster
 from telekit.documents import read_document
 from telekit.errors import InputError, Problem, bad, from_pydantic
+from telekit.layout.case import filled
 from telekit.layout.config import ParallelConfig
 from telekit.layout.rules import Case, check
+from telekit.layout.stages import stages_of
 from telekit.model.config import ModelConfig
 from telekit.model.huggingface import load_model
 from telekit.training.config import TrainConfig
@@ -27,8 +29,9 @@ SECTIONS = ("model", "cluster", "train", "layout")
 class Job:
     """What is trained, where, how much, and how it is split.
 
-    ``layout.dp`` is always filled in: what the device count leaves after ``tp * cp * pp``. ``written`` keeps how model
-    and cluster were named, so that a job can be written back; ``fixed`` names the layout fields that were given.
+    ``layout`` always has filled in what follows from the rest (:func:`telekit.layout.case.filled`): ``dp`` is what the
+    device count leaves after ``tp * cp * pp``. ``written`` keeps how model and cluster were named, so that a job can be
+    written back; ``fixed`` names the layout fields that were given.
     """
 
     model: ModelConfig
@@ -39,18 +42,11 @@ class Job:
     written: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        layout, updates = self.layout, dict[str, Any]()
-        given = self.fixed
+        layout, given = self.layout, self.fixed
         if given is None:
             given = tuple(name for name in ParallelConfig.model_fields if name in layout.model_fields_set)
         given = tuple(name for name in given if getattr(layout, name) is not None)
-        if layout.schedule == "dualpipe" and layout.vpp == 2 and layout.stages == "auto":
-            updates["vpp"] = 1  # its two chunks a device are the two copies of the model, which vpp 1 implies
-        if layout.dp is None:
-            updates["dp"] = max(1, self.cluster.devices // (layout.tp * layout.cp * layout.pp))
-        if layout.vpp > 1 and "schedule" not in given and layout.schedule == "1f1b":
-            updates["schedule"] = "interleaved-1f1b"
-        object.__setattr__(self, "layout", layout.model_copy(update=updates))
+        object.__setattr__(self, "layout", filled(layout, given, self.cluster.devices))
         object.__setattr__(self, "fixed", given)
 
     @classmethod
@@ -77,6 +73,9 @@ class Job:
         cluster = _try(problems, lambda: load_cluster(written["cluster"])) if "cluster" in data else None
         train = _section(problems, TrainConfig, data, "train")
         layout = _section(problems, ParallelConfig, data, "layout")
+        if model is not None and train is not None and layout is not None:
+            text = (data.get("layout") or {}).get("stages")
+            _try(problems, lambda: _check_string(text, layout.pp, model, train))
         if cluster is not None and train is not None and train.precision not in cluster.device.peak_flops:
             known = f"known for {cluster.device.name}: {', '.join(sorted(cluster.device.peak_flops))}"
             problems.append(
@@ -98,7 +97,7 @@ class Job:
     @property
     def case(self) -> Case:
         """The layout in its surroundings, as the rules read it."""
-        return Case(self.model, self.cluster, self.train, self.layout)
+        return Case(self.model, self.cluster, self.train, self.layout, self.given)
 
     @property
     def micro_batches(self) -> int:
@@ -175,6 +174,16 @@ def _section(problems: list[Problem], kind: type[BaseModel], data: Mapping[str, 
         problems.append(Problem(name, given, "must be a mapping of fields"))
         return None
     return _try(problems, lambda: kind.model_validate(dict(given)), name)
+
+
+def _check_string(text: Any, pp: int, model: ModelConfig, train: TrainConfig) -> None:
+    """Hold a layout string against the model: counts of layers no longer say where MTP modules stood."""
+    if not isinstance(text, str) or text == "auto":
+        return
+    try:
+        stages_of(text, pp, model.num_layers, model.mtp_layers if train.mtp else 0)
+    except InputError as error:
+        raise InputError(replace(p, field="layout.stages") for p in error.problems) from None
 
 
 def _try(problems: list[Problem], make: Any, prefix: str = "") -> Any:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from telekit.errors import InputError
 from telekit.job import Job, defaults, load_job
+from telekit.launch import megatron
 
 GOOD = {
     "model": "deepseek-v3",
@@ -153,7 +154,8 @@ def test_unreadable_files(tmp_path):
 def test_all_broken_layout_rules_are_listed():
     job = load_job(GOOD | {"layout": {"tp": 3, "pp": 5, "ep": 7, "etp": 5, "schedule": "dualpipe", "vpp": 3}})
     fields = [p.field for p in job.problems()]
-    assert {"layout.dp", "layout.tp", "layout.ep", "layout.etp", "layout.vpp", "layout.pp"} <= set(fields)
+    assert {"layout.tp", "layout.ep", "layout.etp", "layout.vpp", "layout.pp"} <= set(fields)
+    assert not {"layout.dp", "layout.micro_batch"} & set(fields)  # nobody wrote dp, and there is none
     assert all(p.rule for p in job.problems())
 
 
@@ -235,3 +237,67 @@ def test_special_files_are_not_read():
 def test_a_choice_of_types_is_one_problem():
     (problem,) = refused(GOOD | {"layout": {"recompute": "half"}}).problems
     assert problem.field == "layout.recompute" and "selective" in problem.rule
+
+
+SIXTY_ONE = GOOD | {"train": {"global_batch": 16384, "mtp": False}}
+"""DeepSeek-V3's 61 layers without its MTP module, as in Megatron-LM issue 1852."""
+
+
+def with_string(text, **layout):
+    return SIXTY_ONE | {"layout": {"pp": 16, "ep": 64, "stages": text} | layout}
+
+
+def test_pv17_a_layout_string_in_a_job(tmp_path):
+    """Read as counts, chunks and schedule following, and written back as counts."""
+    job = load_job(with_string("Et|(tt|)*30L"))
+    assert job.problems() == ()
+    assert (job.layout.vpp, job.layout.schedule, job.layout.dp) == (2, "interleaved-1f1b", 128)
+    counts = [[cell.layers for cell in row] for row in job.layout.stages]
+    assert counts == [[1] + [2] * 15, [2] * 15 + [0]]
+    assert megatron.layout_string(job) == "Et|(tt|)*30L"
+    path = tmp_path / "job.yaml"
+    path.write_text(job.to_yaml())
+    assert load_job(path).layout == job.layout
+    assert load_job(with_string("Et|(tt|)*30L", vpp=2)).layout == job.layout
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Et*3|(tt|)*29|L", ["leaves part 30 of 32 (counted from 0) empty: the pipeline waits at it"]),
+        (
+            "Et|(tt|)*29|L",
+            ["places 59 layers; the model has 61", "leaves part 30 of 32 (counted from 0) empty"],
+        ),
+        ("Et|(tt|)*30mL", ["places 1 MTP modules; the model trains 0"]),
+        ("Et|(tt|)*30", ["must begin with the one E and end with the one L"]),
+        ("Et|(tx|)*30L", ["cannot be read from letter 4"]),
+        ("Et|t|tL", ["has 3 parts, not whole rows of pp = 16"]),
+    ],
+)
+def test_pv17_a_layout_string_that_is_wrong_gives_its_readers_message(text, words):
+    problems = refused(with_string(text)).problems
+    assert {p.field for p in problems} == {"layout.stages"} and len(problems) == len(words)
+    assert all(word in problem.rule for word, problem in zip(words, problems, strict=True))
+
+
+def test_mtp_modules_of_a_string_are_those_of_the_model():
+    trained = with_string("Et|(tt|)*30mL") | {"train": {"global_batch": 16384}}
+    assert load_job(trained).problems() == ()
+    assert "here they stand in the last" in str(
+        refused(GOOD | {"layout": {"pp": 16, "ep": 64, "stages": "Et*3|(tt|)*29m|L"}})
+    )
+
+
+def test_faults_of_a_string_stand_beside_the_others():
+    fields = {p.field for p in refused(with_string("Et|tx", tp=0) | {"train": {"seq_len": -1}}).problems}
+    assert fields == {"layout.stages", "layout.tp", "train.seq_len"}
+
+
+def test_written_rows_say_how_many_chunks_there_are():
+    layout = {"pp": 2, "stages": [[16, 15], [15, 15]]}
+    job = load_job(SIXTY_ONE | {"layout": layout})
+    assert (job.layout.vpp, job.layout.schedule) == (2, "interleaved-1f1b") and job.problems() == ()
+    assert load_job(job.to_dict()).layout == job.layout
+    one = load_job(SIXTY_ONE | {"layout": layout | {"schedule": "1f1b"}})
+    assert one.layout.vpp == 1 and [p.field for p in one.problems()] == ["layout.stages"]

@@ -2,7 +2,9 @@
 
 Options and what their checks ask for were read in ``megatron/training/arguments.py`` at 000c4ac24f61 and
 ``megatron/core/transformer/transformer_config.py`` at 002526d81b81 of github:NVIDIA/Megatron-LM; those of newer kinds
-of layers where :mod:`telekit.launch.megatron_model` says.
+of layers where :mod:`telekit.launch.megatron_model` says; what context ranks may share, in
+``transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py`` at 015d22571b33 of
+github:NVIDIA/TransformerEngine.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from telekit.launch.megatron_model import note as _note
 from telekit.launch.parts import Part, header, modules, mtp_modules, parts
 from telekit.launch.pipeline_layout import layout_string as layout_string
 from telekit.layout.stages import V_SHAPED
+from telekit.model.attention import Attention
 
 Held = tuple[Part, ...]
 
@@ -24,6 +27,8 @@ LEFT_TO_YOU = (
     "embedding, activation of ungated blocks, router scores and balancing losses"
 )
 ONE_CHOICE = "Megatron-LM has one recompute choice for all stages"
+ENGINE = "between context ranks, TransformerEngine"
+NEWER = "newer releases may take more"
 SAFE = "it fits where the layout fits, and is slower"
 
 
@@ -61,6 +66,7 @@ def _degrees(job: Job) -> Iterator[str]:
     yield _flag("context-parallel-size", layout.cp)
     if layout.cp > 1 and layout.cp_comm_type != "p2p":  # its own default
         yield _flag("cp-comm-type", layout.cp_comm_type)
+    yield from _context_notes(job)
     yield _flag("pipeline-model-parallel-size", layout.pp)
     name = job.cluster.device.name
     if name.startswith(("ascend", "tpu")):
@@ -71,6 +77,29 @@ def _degrees(job: Job) -> Iterator[str]:
         yield _note(
             "before Blackwell, tp or cp above 1 needs CUDA_DEVICE_MAX_CONNECTIONS=1 in the environment"
         )
+
+
+def _context_notes(job: Job) -> Iterator[str]:
+    """Say what TransformerEngine refuses between context ranks."""
+    exchange = job.layout.cp_comm_type
+    if job.layout.cp == 1:
+        return
+    attentions = [kind.attention for kind in job.model.kinds]
+    if exchange == "p2p" and any(spec.window for spec in attentions):
+        yield _note(f"{ENGINE} takes attention windows with cp_comm_type a2a only; {NEWER}")
+    unlike = [(key, value) for key, value in map(_key_and_value, attentions) if key != value]
+    if exchange == "a2a" and unlike:
+        yield _note(
+            f"{ENGINE} takes keys and values of different widths ({unlike[0][0]} and {unlike[0][1]} here) with "
+            f"cp_comm_type p2p only; {NEWER}"
+        )
+
+
+def _key_and_value(attention: Attention) -> tuple[int, int]:
+    """Widths of one head's key and value, where softmax attention has them."""
+    if attention.kind == "mla":
+        return attention.qk_head_dim, attention.v_head_dim
+    return (attention.head_dim, attention.value_dim) if attention.kind == "gqa" else (0, 0)
 
 
 def _pipeline(job: Job, held: Held) -> Iterator[str]:

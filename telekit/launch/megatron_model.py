@@ -2,7 +2,8 @@
 
 Options of linear and sparse attention, of hybrid patterns and of latent experts were read at 00caa53af309 of
 github:NVIDIA/Megatron-LM: ``megatron/core/transformer/transformer_config.py``, whose fields are arguments,
-``megatron/training/arguments.py``, and ``megatron/core/ssm/mamba_hybrid_layer_allocation.py``.
+``megatron/training/arguments.py``, and ``megatron/core/ssm/mamba_hybrid_layer_allocation.py``; what its flex dispatcher
+asserts, in ``megatron/core/transformer/moe/token_dispatcher.py``.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from math import gcd
 
 from telekit.job import Job
 from telekit.launch.parts import attention_of, mtp_modules, unlike_attention
+from telekit.layout.config import ParallelConfig
 from telekit.model.attention import GatedDeltaNet, Mamba2
 from telekit.model.config import GroupedQueryAttention, LayerKind, ModelConfig, MultiHeadLatentAttention
 
@@ -274,9 +276,19 @@ def _experts(job: Job) -> Iterator[str]:
         yield note("Megatron-LM refuses ep > 1 in fp16: use bf16")
     yield flag("expert-model-parallel-size", layout.ep)
     yield flag("expert-tensor-parallel-size", layout.etp)
-    yield flag("moe-token-dispatcher-type", "flex" if layout.dispatcher == "deepep" else layout.dispatcher)
-    if layout.dispatcher == "deepep":
+    yield from _dispatcher(layout)
+
+
+def _dispatcher(layout: ParallelConfig) -> Iterator[str]:
+    """Yield how tokens reach experts; DeepEP's dispatcher needs ranks to send them to."""
+    if layout.dispatcher != "deepep":
+        yield flag("moe-token-dispatcher-type", layout.dispatcher)
+    elif layout.ep * layout.etp > 1:
+        yield flag("moe-token-dispatcher-type", "flex")
         yield flag("moe-enable-deepep")
+    else:
+        yield flag("moe-token-dispatcher-type", "alltoall")
+        yield note("DeepEP's dispatcher wants ep * etp above 1: alltoall stands instead")
 
 
 def _pattern(values: list[int]) -> str:

@@ -3,7 +3,8 @@
 Fields were read in ``configs/telechat3/pretrain_telechat3_105b_a4b_4k.yaml`` (f87626a9b9da) of
 github:mindspore-lab/mindformers and ``docs/mindformers/docs/source_en/feature/configuration.md``
 (046e44e74a24) of github:mindspore-ai/docs; how offset and recompute lists are read, in ``LayerSetting`` of
-``mindformers/parallel_core/training_graph/transformer/utils.py`` (0b3a3b557636).
+``mindformers/parallel_core/training_graph/transformer/utils.py`` (0b3a3b557636); what its expert layers refuse, in
+``moe/moe_layer.py`` beside it (099486867e49).
 """
 
 from __future__ import annotations
@@ -231,6 +232,8 @@ def _schedule_notes(job: Job) -> Iterator[str]:
 
 def _expert_notes(job: Job) -> Iterator[str]:
     layout, per_node = job.layout, job.cluster.devices_per_node
+    if layout.tp > 1 and not layout.sequence_parallel:
+        yield "MindFormers refuses experts under tensor parallelism without use_seq_parallel, whatever etp is"
     if layout.etp > 1:
         yield (
             f"etp {layout.etp}: MindFormers does not split one expert's matrices; with expert_parallel "

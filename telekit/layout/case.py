@@ -2,28 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from telekit.cluster.config import ClusterConfig
 from telekit.layout.config import ParallelConfig
-from telekit.layout.stages import part_positions
+from telekit.layout.schedules import ONE_CHUNK
+from telekit.layout.stages import MOST_SHOWN, part_positions
 from telekit.model.config import ModelConfig
 from telekit.training.config import TrainConfig
 
-MOST_SHOWN = 16
-"""Numbers of a list that a message shows."""
+FOLLOWING: dict[str, Any] = {"dp": None, "vpp": 1, "schedule": "1f1b"}
+"""Fields that :func:`filled` derives, as they stand where they are left out."""
+
+
+def filled(layout: ParallelConfig, given: Collection[str], devices: int) -> ParallelConfig:
+    """Fill in what follows from the ``given`` fields of a layout.
+
+    ``dp`` is what the devices leave after ``tp * cp * pp``, ``vpp`` the rows of written-out stages, and several chunks
+    ask for the interleaved schedule.
+    """
+    updates: dict[str, Any] = {}
+    vpp, rows = layout.vpp, 0 if layout.stages == "auto" else len(layout.stages)
+    if layout.schedule == "dualpipe" and vpp == 2 and not rows:
+        updates["vpp"] = 1  # its two chunks a device are the two copies of the model, which vpp 1 implies
+    if rows > 1 and "vpp" not in given and ("schedule" not in given or layout.schedule not in ONE_CHUNK):
+        updates["vpp"] = vpp = rows
+    if layout.dp is None:
+        updates["dp"] = max(1, devices // (layout.tp * layout.cp * layout.pp))
+    if vpp > 1 and "schedule" not in given and layout.schedule == "1f1b":
+        updates["schedule"] = "interleaved-1f1b"
+    return layout.model_copy(update=updates)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A layout (one, or a table) in its surroundings."""
+    """A layout (one, or a table) in its surroundings.
+
+    ``given`` names the layout fields that a person wrote, the others following (:func:`filled`); None: all of them.
+    """
 
     model: ModelConfig
     cluster: ClusterConfig
     train: TrainConfig
     layout: Any
+    given: Collection[str] | None = None
+
+    @property
+    def dp_follows(self) -> bool:
+        """Whether nobody wrote ``dp``: it is what the devices leave."""
+        return self.given is not None and "dp" not in self.given
+
+    @property
+    def dp_known(self) -> bool:
+        """Whether ``dp`` was written, or is a whole number that the devices leave."""
+        x = self.layout
+        return not self.dp_follows or bool(self.cluster.devices % (x.tp * x.cp * x.pp) == 0)
 
     @property
     def micro_batches(self) -> Any:
@@ -43,13 +78,20 @@ class Case:
         return [value] if value else []
 
     def changed(self, fields: Mapping[str, Any]) -> Case:
-        """Return the case with other values of some fields (``layout.tp``, ``train.global_batch``), for one layout."""
-        layout, train = ({k.split(".")[1]: v for k, v in fields.items() if k.startswith(s)}
-                         for s in ("layout.", "train."))  # fmt: skip
+        """Return the case with other values of some fields (``layout.tp``, ``train.global_batch``), for one layout.
+
+        Fields that nobody wrote follow anew.
+        """
+        changes, train = ({k.split(".")[1]: v for k, v in fields.items() if k.startswith(s)}
+                          for s in ("layout.", "train."))  # fmt: skip
+        given = None if self.given is None else {*self.given, *changes}
+        open_ = {} if given is None else {k: v for k, v in FOLLOWING.items() if k not in given}
+        layout = ParallelConfig.model_validate(dict(self.layout) | open_ | changes)
         return replace(
             self,
-            layout=ParallelConfig.model_validate(self.layout.model_dump() | layout),
-            train=TrainConfig.model_validate(self.train.model_dump() | train),
+            layout=layout if given is None else filled(layout, given, self.cluster.devices),
+            train=TrainConfig.model_validate(dict(self.train) | train) if train else self.train,
+            given=given,
         )
 
     def value(self, field: str) -> Any:
@@ -111,22 +153,41 @@ def facts(case: Case) -> dict[str, Any]:
         "shared_ffn": moe.shared_ffn_hidden_size if moe else 0,
         "experts": moe.num_experts if moe else 0,
         "not_exchanged": " and ".join(not_exchanged(case.model)),
+        "product": _product(case),
         "devices": case.cluster.devices,
         "layers": case.model.num_layers,
         "parts": layout.pp * layout.vpp,
         "seq_len": case.train.seq_len,
         "global_batch": case.train.global_batch,
-        "dense": layout.tp * layout.cp * layout.pp * layout.dp,
         "fold": layout.ep * layout.etp,
         "expert_side": layout.ep * layout.etp * layout.pp,
         "stage_devices": layout.stage_devices,
         "head_ranks": layout.tp * layout.cp,
         "batch_unit": layout.dp * layout.micro_batch,
-        "micro_batches": f"{case.micro_batches:g}",
+        "twice_pp": 2 * layout.pp,
+        "micro_batches": _micro_batches(case),
         "placed": placed_layers(layout),
         "empty": _empty(case),
         "schedule": layout.schedule,
     }
+
+
+def _product(case: Case) -> str:
+    """Say what the degrees make, and what they should."""
+    layout, devices = case.layout, case.cluster.devices
+    fold = f"(ep {layout.ep} and etp {layout.etp} fold over them)"
+    degrees = f"tp {layout.tp} * cp {layout.cp} * pp {layout.pp}"
+    made = layout.tp * layout.cp * layout.pp
+    if case.dp_follows:
+        return f"{degrees} = {made} must divide the {devices} devices {fold}: dp is what remains"
+    return f"{degrees} * dp {layout.dp} = {made * layout.dp} must be the {devices} devices {fold}"
+
+
+def _micro_batches(case: Case) -> str:
+    layout, there = case.layout, case.micro_batches
+    if there == int(there):
+        return f"{there:.0f}"
+    return f"{there:.3g} ({case.train.global_batch} sequences over dp {layout.dp} * micro_batch {layout.micro_batch})"
 
 
 def _words(values: list[int]) -> str:

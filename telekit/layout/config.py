@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+
+from telekit.errors import InputError, Problem, bad, from_pydantic
+from telekit.layout.pipeline_string import LETTERS, read_layout
 
 Schedule = Literal[
     "gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-v", "dualpipe", "dualpipe-v", "seqsmartvpp"
@@ -22,6 +25,9 @@ ContextExchange = Literal["p2p", "a2a"]
 SELECTIVE: tuple[Module, ...] = ("core_attn", "layernorm", "moe_act", "mla_up_proj")
 """What ``recompute: selective`` recomputes here. Megatron-Core's own default is core_attn alone, which saves
 next to nothing once attention is a flash kernel; launch files name the modules, so both agree."""
+
+MOST_CELLS = 16
+"""Chunks of written-out stages that a message names."""
 
 Degree = Annotated[int, Field(ge=1, le=2**20)]
 
@@ -117,8 +123,9 @@ class ParallelConfig(BaseModel, Quantities):
         (dualpipe always does the last).
     expert_imbalance : float
         Tokens of the busiest expert rank over the mean.
-    stages : "auto" or nested list
-        Layers of each chunk (outer) and stage (inner); auto spreads them evenly.
+    stages : "auto", nested list or str
+        Layers of each chunk (outer) and stage (inner); auto spreads them evenly; Megatron-LM's layout string, as in
+        ``Et|(tt|)*30L``, is read as rows of ``pp`` and kept as counts.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -146,16 +153,16 @@ class ParallelConfig(BaseModel, Quantities):
 
     @field_validator("stages", mode="before")
     @classmethod
-    def _plain_counts(cls, value: Any) -> Any:
-        """Accept a bare number where only the layers of a chunk are given."""
-        if not isinstance(value, (list, tuple)):
-            return value
-        return tuple(
-            tuple({"layers": cell} if isinstance(cell, int) else cell for cell in row)
-            if isinstance(row, (list, tuple))
-            else row
-            for row in value
-        )
+    def _written_stages(cls, value: Any, info: ValidationInfo) -> Any:
+        """Accept a bare number for the layers of a chunk, and Megatron-LM's layout string for all of them."""
+        if isinstance(value, str) and value != "auto":
+            value = _counts(value, info.data.get("pp"), info.data.get("vpp"))
+        if isinstance(value, (list, tuple)):
+            return _cells(value)
+        if value != "auto":
+            rule = "must be auto, rows of layers (a row for each chunk, a number for each stage), or a layout string"
+            raise bad("layout.stages", value, rule, "[[24, 24]] is two stages of 24 layers")
+        return value
 
     @property
     def option(self) -> Option:
@@ -166,3 +173,57 @@ class ParallelConfig(BaseModel, Quantities):
     def recompute_modules(self) -> tuple[Module, ...]:
         """What a selectively recomputed layer recomputes."""
         return self.recompute if isinstance(self.recompute, tuple) else SELECTIVE
+
+
+def _counts(text: str, pp: int | None, vpp: int | None) -> list[list[int]] | str:
+    """Read a layout string as counts; ``pp`` and ``vpp`` are None where they are refused themselves."""
+    try:
+        rows = read_layout(text, pp or 1)
+    except InputError as error:
+        known = [p.suggestion.replace(LETTERS, f"auto, or {LETTERS}") for p in error.problems]
+        found = zip(error.problems, known, strict=True)
+        raise InputError(Problem("layout.stages", p.value, p.rule, hint) for p, hint in found) from None
+    if pp is None or vpp is None:
+        return "auto"
+    if pp == 1 and len(rows) > vpp:
+        rule = f"has {len(rows)} parts, which pp says how to deal out; pp is 1"
+        raise bad("layout.stages", text, rule, f"pp {len(rows)} makes each a stage")
+    return [[part.layers for part in row] for row in rows]
+
+
+def _cells(rows: Any) -> tuple[tuple[StageLayers, ...], ...]:
+    """Read rows of chunks; every one that cannot be read is named by its place."""
+    problems: list[Problem] = []
+    found = []
+    for chunk, row in enumerate(rows):
+        if isinstance(row, (list, tuple)):
+            found.append(tuple(_cell(cell, chunk, stage, problems) for stage, cell in enumerate(row)))
+        else:
+            rule = "must be a row of layers, a number for each stage"
+            problems.append(Problem(f"layout.stages.{chunk}", row, rule))
+    if len(problems) > MOST_CELLS:
+        rule = f"so many chunks cannot be read; the first {MOST_CELLS} are named"
+        problems = [Problem("layout.stages", f"{len(problems)} faults", rule), *problems[:MOST_CELLS]]
+    if problems:
+        raise InputError(problems)
+    return tuple(found)
+
+
+def _cell(cell: Any, chunk: int, stage: int, problems: list[Problem]) -> StageLayers:
+    at = f"layout.stages.{chunk}.{stage}"
+    try:
+        if isinstance(cell, (StageLayers, dict)):
+            return StageLayers.model_validate(cell)
+        return StageLayers(layers=cell)
+    except ValidationError as error:
+        place = f"chunk {chunk} of stage {stage}"
+        found = from_pydantic(error, at).problems if isinstance(cell, dict) else ()
+        choices = [p for p in found if p.field.startswith(f"{at}.recompute")]
+        problems += [p for p in found if p not in choices]
+        if choices:
+            rule = f"{place} takes {{full: n, selective: n}}, or a list of one choice a layer: none, selective, full"
+            problems.append(Problem(f"{at}.recompute", cell["recompute"], rule))
+        elif not found:
+            rule = f"{place} must be a whole number of layers from 0 to 10,000, or {{layers, recompute}}"
+            problems.append(Problem(at, cell, rule))
+        return StageLayers(layers=0)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from telekit.layout.case import Case
-from telekit.layout.stages import even_split
+from telekit.layout.stages import even_split, reaches
 
 VOCABULARY_UNIT = 128
 """Megatron-LM's ``--make-vocab-size-divisible-by`` when nothing is said."""
@@ -57,7 +57,7 @@ def _vocabulary(case: Case) -> str:
 
 def _uneven(case: Case) -> bool:
     layers, parts = case.model.num_layers, case.layout.pp * case.layout.vpp
-    return bool(case.layout.stages == "auto" and parts <= layers and layers % parts)
+    return bool(case.layout.stages == "auto" and reaches(layers, parts) and layers % parts)
 
 
 def _split(case: Case) -> str:
@@ -73,9 +73,10 @@ def _split(case: Case) -> str:
 
 def _sharded_gradients(case: Case) -> str:
     zero, m = case.layout.zero, case.micro_batches
+    each = f"each of the {m:g} micro-batches" if case.dp_known and m == int(m) else "each micro-batch"
     what = "gradients are scattered" if zero == 2 else "parameters are gathered and gradients scattered"
     return (
-        f"zero {zero} under a pipeline: {what} for each of the {m:g} micro-batches, as counted here; DeepSpeed's "
+        f"zero {zero} under a pipeline: {what} for {each}, as counted here; DeepSpeed's "
         "pipeline engine refuses it, Megatron-Core's distributed optimizer is zero 1 and leaves it to Megatron-FSDP"
     )
 

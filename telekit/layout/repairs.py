@@ -1,66 +1,75 @@
-"""For each rule, a nearby value that keeps it: what a message suggests.
+"""For each rule, the nearest values that keep it, whatever the other rules say.
 
 A repair is a mapping of field to value (``{"layout.tp": 2}``), so that it can be applied as well as said. It keeps
 its own rule for sure, and where it can the other rules of the same fields too: every repair of ``tp`` divides
-everything that ``tp`` must divide.
+everything that ``tp`` must divide. What makes a whole layout valid is sought by
+:mod:`telekit.layout.suggestions`, which falls back on these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from math import gcd
+from math import gcd, prod
 from typing import Any
 
-from telekit.layout.case import MOST_SHOWN, Case, places
+from telekit.layout.case import Case, places
 from telekit.layout.config import StageLayers
 from telekit.layout.schedules import RULES as SCHEDULE_RULES
-from telekit.layout.schedules import TWO_CHUNKS, smallest_group
-from telekit.layout.stages import even_split
+from telekit.layout.schedules import TWO_CHUNKS
+from telekit.layout.stages import MOST_SHOWN, even_split, reaches
 
 Repair = dict[str, Any]
 
 
+def divisors(number: int) -> list[int]:
+    """All divisors, ascending."""
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
 def nearest_divisor(number: int, value: int) -> int:
     """Divisor of ``number`` nearest to ``value`` (the smaller of two equally near)."""
-    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
-    return min({*small, *(number // d for d in small)}, key=lambda d: (abs(d - value), d))
-
-
-def say(repair: Mapping[str, Any]) -> str:
-    """Write a repair as a suggestion (``tp 2 works``)."""
-    parts = [f"{field.split('.')[1]} {_plain(value)}" for field, value in repair.items()]
-    return f"{' and '.join(parts)} work{'s' if len(parts) == 1 else ''}" if parts else ""
-
-
-def _plain(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _common(values: list[int]) -> int:
-    return gcd(*values) if values else 1
+    return min(divisors(number), key=lambda d: (abs(d - value), d))
 
 
 def tensor_limit(case: Case) -> int:
-    """Return the number that every tensor-parallel degree must divide."""
+    """Return the number that every tensor-parallel degree must divide; 0 where anything goes."""
     names = ("heads", "kv_heads", "output_groups", "ffn_hidden_size")
     widths = [w for name in names for w in case.widths(name)]
-    return _common(widths + case.moe_width("shared_ffn_hidden_size"))
+    return gcd(*widths, *case.moe_width("shared_ffn_hidden_size"))
+
+
+def context_limit(case: Case) -> int:
+    """Return the number that every context-parallel degree must divide."""
+    seq_len = case.train.seq_len
+    return seq_len // 2 if seq_len % 2 == 0 else 1
+
+
+def expert_limit(case: Case) -> int:
+    """Return the number that every expert-parallel degree must divide."""
+    return gcd(*case.moe_width("num_experts")) or 1
+
+
+def expert_width_limit(case: Case) -> int:
+    """Return the number that every expert-tensor degree must divide."""
+    return gcd(*case.moe_width("expert_ffn_hidden_size")) or 1
 
 
 def devices(case: Case) -> Repair:
-    """Name the ``dp`` that uses every device, with the nearest ``tp``, ``pp`` and ``cp`` that allow one."""
+    """Name a degree that lets the product divide the devices, or all three where one is not enough."""
     total, x, repair = case.cluster.devices, case.layout, Repair()
-    left = total
-    if total % (x.tp * x.cp * x.pp):
-        limits = {"tp": tensor_limit(case), "pp": total, "cp": total}
-        for name, limit in limits.items():
-            degree = nearest_divisor(gcd(left, limit), getattr(x, name))
-            left //= degree
-            if degree != getattr(x, name):
-                repair[f"layout.{name}"] = degree
-    else:
-        left //= x.tp * x.cp * x.pp
-    return repair | {"layout.dp": left}
+    limits = {"pp": total, "cp": context_limit(case), "tp": tensor_limit(case)}
+    made = x.tp * x.cp * x.pp
+    if total % made == 0:
+        return {"layout.dp": total // made}
+    alone = [name for name in limits if total % (made // getattr(x, name)) == 0]
+    wrong = alone[:1] or list(limits)
+    left = total // (made // prod(getattr(x, name) for name in wrong))
+    for name in wrong:
+        degree = nearest_divisor(gcd(left, limits[name]), getattr(x, name))
+        left //= degree
+        if degree != getattr(x, name):
+            repair[f"layout.{name}"] = degree
+    return repair if case.dp_follows else repair | {"layout.dp": left}
 
 
 def tensor(case: Case) -> Repair:
@@ -70,7 +79,7 @@ def tensor(case: Case) -> Repair:
 
 def experts(case: Case) -> Repair:
     """Name the nearest ``ep`` that divides the experts, and folds over the stage's devices if ``etp`` allows any."""
-    layout, limit = case.layout, _common(case.moe_width("num_experts"))
+    layout, limit = case.layout, expert_limit(case)
     if layout.stage_devices % layout.etp == 0:
         limit = gcd(limit, layout.stage_devices // layout.etp)
     return {"layout.ep": nearest_divisor(limit, layout.ep)}
@@ -78,7 +87,7 @@ def experts(case: Case) -> Repair:
 
 def expert_width(case: Case) -> Repair:
     """Name the nearest ``etp`` that divides one expert's width and the stage's devices."""
-    limit = gcd(_common(case.moe_width("expert_ffn_hidden_size")), case.layout.stage_devices)
+    limit = gcd(expert_width_limit(case), case.layout.stage_devices)
     return {"layout.etp": nearest_divisor(limit, case.layout.etp)}
 
 
@@ -92,8 +101,7 @@ def expert_fold(case: Case) -> Repair:
 
 def sequence_over_cp(case: Case) -> Repair:
     """Name the nearest ``cp`` that cuts the sequence into 2 * cp equal pieces."""
-    seq_len = case.train.seq_len
-    return {"layout.cp": nearest_divisor(seq_len // 2 if seq_len % 2 == 0 else 1, case.layout.cp)}
+    return {"layout.cp": nearest_divisor(context_limit(case), case.layout.cp)}
 
 
 def sequence_over_tp(case: Case) -> Repair:
@@ -105,11 +113,10 @@ def sequence_over_tp(case: Case) -> Repair:
 
 def heads_over_cp(case: Case) -> Repair:
     """Name the nearest ``cp`` that deals out a tensor rank's heads; another ``tp`` where that is what does not."""
-    heads = _common(case.widths("heads") + case.widths("kv_heads"))
+    heads = gcd(*case.widths("heads"), *case.widths("kv_heads"))
     repair = Repair() if heads % case.layout.tp == 0 else tensor(case)
     limit = heads // repair.get("layout.tp", case.layout.tp)
-    fitting = nearest_divisor(gcd(limit, max(case.train.seq_len // 2, 1)), case.layout.cp)
-    return repair | {"layout.cp": fitting}
+    return repair | {"layout.cp": nearest_divisor(gcd(limit, context_limit(case)), case.layout.cp)}
 
 
 def one_context_rank(case: Case) -> Repair:
@@ -130,28 +137,16 @@ def tensor_overlap(case: Case) -> Repair:
 def whole_batches(case: Case) -> Repair:
     """Name the nearest global batch whose micro-batches are whole and suit the schedule."""
     there = case.micro_batches
-    nearest = min(_possible_counts(case), key=lambda m: (abs(m - there), m))
+    nearest = min(possible_counts(case), key=lambda m: (abs(m - there), m))
     return {"train.global_batch": nearest * case.layout.dp * case.layout.micro_batch}
 
 
-def say_batch(case: Case) -> str:
-    """Suggest the nearest global batch, and say the smallest of all."""
-    nearest = whole_batches(case)
-    least = _possible_counts(case)[0] * case.layout.dp * case.layout.micro_batch
-    here = least == nearest["train.global_batch"]
-    return f"{say(nearest)}, the smallest {'that does' if here else f'is {least}'}"
+def least_batch(case: Case) -> int:
+    """Return the smallest global batch whose micro-batches are whole and suit the schedule."""
+    return int(possible_counts(case)[0] * case.layout.dp * case.layout.micro_batch)
 
 
-def say_groups(case: Case) -> str:
-    """As :func:`say_batch`, and what Megatron-Core makes of the present number of micro-batches."""
-    m, hint = case.micro_batches, say_batch(case)
-    group = smallest_group(case.layout.pp, int(m)) if m == int(m) else None
-    if group is None:
-        return hint
-    return f"{hint}; Megatron-Core takes M = {m:g} in groups of N = {group}, whose order is not modelled"
-
-
-def _possible_counts(case: Case) -> list[int]:
+def possible_counts(case: Case) -> list[int]:
     """List numbers of micro-batches that the schedule takes: the least one, and the nearest on both sides.
 
     Schedules ask for whole groups of ``pp``, for an even number, for ``pp`` or ``2 * pp`` at least.
@@ -171,7 +166,7 @@ def even_stages(case: Case) -> Repair:
     """Spread layers evenly, written out where that is short; fewer parts where there are not enough layers."""
     layout, layers = case.layout, case.model.num_layers
     parts = layout.pp * layout.vpp
-    if parts > layers:
+    if not reaches(layers, parts):
         return fewer_parts(case)
     if parts > MOST_SHOWN:
         return {"layout.stages": "auto"}
@@ -183,18 +178,13 @@ def even_stages(case: Case) -> Repair:
 
 def fewer_parts(case: Case) -> Repair:
     """Name the most chunks that the layers fill; fewer stages where even the fewest chunks are too many."""
-    layout, layers = case.layout, case.model.num_layers
+    layout, most = case.layout, case.model.num_layers + 2  # the two ends may be empty
     least = 2 if layout.schedule in (*TWO_CHUNKS, "interleaved-1f1b") else 1
-    if layers < least:
-        return {"layout.schedule": "1f1b", "layout.pp": 1, "layout.vpp": 1} | _auto(layout)
-    pp = min(layout.pp, layers // least)
-    vpp = least if layout.schedule in TWO_CHUNKS else max(min(layout.vpp, layers // pp), least)
+    pp = min(layout.pp, most // least)
+    vpp = least if layout.schedule in TWO_CHUNKS else max(min(layout.vpp, most // pp), least)
     changed = {"layout.pp": pp, "layout.vpp": vpp}
-    return {k: v for k, v in changed.items() if v != case.value(k)} | _auto(layout)
-
-
-def _auto(layout: Any) -> Repair:
-    return {} if layout.stages == "auto" else {"layout.stages": "auto"}
+    auto = {} if layout.stages == "auto" else {"layout.stages": "auto"}
+    return {k: v for k, v in changed.items() if v != case.value(k)} | auto
 
 
 def recompute_choices(case: Case) -> Repair:
@@ -202,15 +192,24 @@ def recompute_choices(case: Case) -> Repair:
     return {"layout.stages": [[_fitting(cell) for cell in row] for row in case.layout.stages]}
 
 
-def say_choices(case: Case) -> str:
-    """Suggest what the first chunk whose choices do not fit could recompute."""
-    for chunk, row in enumerate(case.layout.stages):
-        for stage, cell in enumerate(row):
-            fitting = _fitting(cell)["recompute"]
-            if fitting != (list(cell.recompute) if isinstance(cell.recompute, tuple) else cell.recompute):
-                shown = fitting if len(fitting) <= MOST_SHOWN else f"{cell.layers} choices"
-                return f"chunk {chunk} of stage {stage} holds {cell.layers} layers: recompute {shown} works"
-    return ""
+def say_choices(case: Case, valid: bool) -> str:
+    """Name the first chunk whose choices do not fit, and what it could recompute."""
+    rows = enumerate(case.layout.stages)
+    cells = [(chunk, stage, cell) for chunk, row in rows for stage, cell in enumerate(row)]
+    wrong = [place for place in cells if not choices_fit(place[2])]
+    chunk, stage, cell = wrong[0]
+    fitting = _fitting(cell)["recompute"]
+    shown = fitting if len(fitting) <= MOST_SHOWN else f"{cell.layers} choices"
+    others = f"; {len(wrong) - 1} more chunks alike" if len(wrong) > 1 else ""
+    verb = "works" if valid and not others else "fits"
+    return f"chunk {chunk} of stage {stage} holds {cell.layers} layers: recompute {shown} {verb}{others}"
+
+
+def choices_fit(cell: StageLayers) -> bool:
+    """Whether a chunk has the layers that its recompute choices are for."""
+    if isinstance(cell.recompute, dict):
+        return sum(cell.recompute.values()) <= cell.layers
+    return cell.recompute is None or len(cell.recompute) == cell.layers
 
 
 def _fitting(cell: StageLayers) -> dict[str, Any]:
@@ -250,16 +249,4 @@ def even_pp(case: Case) -> Repair:
     if total % (layout.tp * layout.cp) or left % 2:
         return {"layout.pp": layout.pp + 1}
     pp = 2 * nearest_divisor(left // 2, layout.pp // 2)
-    return {"layout.pp": pp, "layout.dp": left // pp}
-
-
-SCHEDULE: dict[str, tuple[Callable[[Case], Repair], Callable[[Case], str] | None]] = {
-    "one chunk": (one_chunk, None),
-    "two chunks": (two_chunks, None),
-    "interleaving": (interleaving, None),
-    "interleaved micro-batches": (whole_batches, say_groups),
-    "even stages": (even_pp, None),
-    "two-ended micro-batches": (whole_batches, say_batch),
-    "zero-bubble micro-batches": (whole_batches, say_batch),
-}
-"""Repair of each rule of :data:`telekit.layout.schedules.RULES`, and its words where they are its own."""
+    return {"layout.pp": pp} | ({} if case.dp_follows else {"layout.dp": left // pp})

@@ -17,9 +17,6 @@ EVEN_STAGES = ("dualpipe", "seqsmartvpp")
 BOTH_ENDS = ("dualpipe", "dualpipe-v")
 """Feed micro-batches from both ends: at least two a stage."""
 
-ZERO_BUBBLE = ("zb-h1", "zb-v")
-"""Their closed forms hold once the pipeline is full."""
-
 Holds = Callable[[str, int, int, Any], Any]
 
 
@@ -78,20 +75,21 @@ RULES: tuple[tuple[str, str, str, Holds], ...] = (
         lambda schedule, pp, vpp, m: schedule not in EVEN_STAGES or pp % 2 == 0,
     ),
     (
-        "two-ended micro-batches",
+        "dualpipe micro-batches",
         "micro_batch",
-        "{schedule} needs at least 2 * pp = 2 * {pp} micro-batches, dualpipe an even number; there are "
-        "{micro_batches}",
-        lambda schedule, pp, vpp, m: (
-            (schedule not in BOTH_ENDS) | ((m >= 2 * pp) & ((schedule != "dualpipe") | (np.mod(m, 2) == 0)))
-        ),
+        "{schedule} needs an even number of micro-batches, at least 2 * pp = {twice_pp}; there are {micro_batches}",
+        lambda schedule, pp, vpp, m: (schedule != "dualpipe") | ((m >= 2 * pp) & (np.mod(m, 2) == 0)),
     ),
     (
-        "zero-bubble micro-batches",
+        "V micro-batches",
         "micro_batch",
-        "{schedule} needs at least pp = {pp} micro-batches, zb-v twice as many; there are {micro_batches}",
-        lambda schedule, pp, vpp, m: (
-            (schedule not in ZERO_BUBBLE) | (m >= pp * np.where(schedule == "zb-v", 2, 1))
-        ),
+        "{schedule} needs at least 2 * pp = {twice_pp} micro-batches; there are {micro_batches}",
+        lambda schedule, pp, vpp, m: (schedule not in TWO_CHUNKS) | (m >= 2 * pp),
+    ),
+    (  # zero-bubble's closed forms hold once the pipeline is full
+        "zb-h1 micro-batches",
+        "micro_batch",
+        "{schedule} needs at least pp = {pp} micro-batches; there are {micro_batches}",
+        lambda schedule, pp, vpp, m: (schedule != "zb-h1") | (m >= pp),
     ),
 )

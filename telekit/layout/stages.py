@@ -13,8 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from telekit.errors import InputError, Problem
 from telekit.layout.config import ParallelConfig, StageLayers
+from telekit.layout.pipeline_string import LayoutPart, read_layout, write_layout
 from telekit.model.config import ModelConfig
+
+MOST_SHOWN = 16
+"""Numbers of a list that a message shows."""
 
 OPTIONS = ("none", "selective", "full")
 V_SHAPED = ("zb-v", "dualpipe-v")
@@ -45,8 +50,16 @@ def part_positions(schedule: str, stages: int, chunks: int) -> list[tuple[int, i
     return [(v, s) for v in range(chunks) for s in range(stages)]
 
 
+def reaches(layers: int, parts: int) -> bool:
+    """Whether the layers fill every part, the first and the last apart: embedding and head may stand alone."""
+    return parts - 2 <= layers
+
+
 def even_split(layers: int, parts: int) -> list[int]:
-    """Layers of each part when nothing is said: equal, the surplus away from the ends, which hold more work."""
+    """Layers of each part when nothing is said: equal, the surplus away from the ends, which hold more work.
+
+    Where there are one or two layers fewer than parts, an end or both stay empty, the last one first.
+    """
     base, surplus = divmod(layers, parts)
     takers = [*range(1, parts - 1), 0, parts - 1] if parts > 1 else [0]
     takes = set(takers[:surplus])
@@ -60,6 +73,49 @@ def cells(model: ModelConfig, layout: Any) -> list[tuple[tuple[int, int], StageL
         split = even_split(model.num_layers, len(positions))
         return [(at, StageLayers(layers=n)) for at, n in zip(positions, split, strict=True)]
     return [((v, s), layout.stages[v][s]) for v, s in positions]
+
+
+def stages_of(text: str, pp: int, num_layers: int, mtp: int = 0) -> list[list[int]]:
+    """Read a layout string as ``stages`` of a layout: layers of each chunk (outer) and stage.
+
+    Parameters
+    ----------
+    text, pp
+        As for :func:`telekit.layout.pipeline_string.read_layout`.
+    num_layers, mtp : int
+        Layers and trained MTP modules of the model.
+
+    Raises
+    ------
+    InputError
+        What the reader refuses; and, all at once, layers or MTP modules lost or too many, an empty part in between
+        (Megatron-LM issue 1852: its pipeline then waits for ever), MTP modules away from the head.
+    """
+    rows = read_layout(text, pp)
+    flat = [part for row in rows for part in row]
+    layers, modules = sum(part.layers for part in flat), sum(part.mtp for part in flat)
+    empty = [str(at) for at, part in enumerate(flat) if part == LayoutPart()][:MOST_SHOWN]
+    bare = [str(at) for at, part in enumerate(flat[:-1]) if part.mtp][:MOST_SHOWN]
+    broken = {
+        f"places {layers} layers; the model has {num_layers}": layers != num_layers,
+        f"places {modules} MTP modules; the model trains {mtp}": modules != mtp,
+        f"leaves part {', '.join(empty)} of {len(flat)} (counted from 0) empty: the pipeline waits at it": empty,
+        f"has MTP modules in part {', '.join(bare)}: here they stand in the last, with the head": bare,
+    }
+    hint = _filled_string(num_layers, pp, len(rows), mtp)
+    problems = [Problem("layout string", text, rule, hint) for rule, wrong in broken.items() if wrong]
+    if problems:
+        raise InputError(problems)
+    return [[part.layers for part in row] for row in rows]
+
+
+def _filled_string(num_layers: int, pp: int, chunks: int, mtp: int) -> str:
+    """Suggest a string of as many chunks, or of as many as the layers reach."""
+    most = min(chunks, (num_layers + 2) // pp)
+    if most < 1:
+        return f"pp {num_layers + 2} at most"
+    fewer = "" if most == chunks else f" (vpp {most})"
+    return f"{write_layout(even_split(num_layers, pp * most), mtp)} works{fewer}"
 
 
 def assign(model: ModelConfig, layout: Any) -> Assignment:

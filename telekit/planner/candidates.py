@@ -12,9 +12,10 @@ import numpy as np
 
 from telekit.job import Job
 from telekit.layout.config import ParallelConfig
+from telekit.layout.repairs import divisors
 from telekit.layout.rules import Case, check_table
 from telekit.layout.schedules import default_chunks
-from telekit.layout.stages import OPTIONS
+from telekit.layout.stages import OPTIONS, reaches
 from telekit.layout.table import LayoutTable
 
 DEGREES = ("tp", "cp", "ep", "etp", "micro_batch")
@@ -40,12 +41,6 @@ class Shape:
         )
 
 
-def divisors(number: int) -> list[int]:
-    """All divisors, ascending."""
-    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
-    return sorted({*small, *(number // d for d in small)})
-
-
 def options(job: Job) -> dict[str, list[Any]]:
     """Values searched for each field; a field the job fixed keeps its one value."""
     devices, node, layers = job.cluster.devices, job.cluster.devices_per_node, job.model.num_layers
@@ -55,7 +50,7 @@ def options(job: Job) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {
         "tp": [d for d in divisors(devices) if d <= node],
         "cp": [d for d in powers if d == 1 or (wanted and seq_len // d >= SHORTEST_SHARE)],
-        "pp": [d for d in divisors(devices) if d <= min(layers, MAX_STAGES)],
+        "pp": [d for d in divisors(devices) if d <= MAX_STAGES and reaches(layers, d)],
         "vpp": list(range(1, min(MAX_CHUNKS, layers) + 1)),
         "ep": [d for d in divisors(moe.num_experts) if d <= devices] if moe else [1],
         "etp": [d for d in (1, 2, 4, 8) if d <= node] if moe else [1],
@@ -70,7 +65,7 @@ def pipelines(job: Job) -> Iterator[ParallelConfig]:
     values = options(job)
     for pp in values["pp"]:
         for schedule, vpp in _chunks(job, values["vpp"]):
-            if pp * vpp > job.model.num_layers or (vpp > 1 and pp == 1):
+            if not reaches(job.model.num_layers, pp * vpp) or (vpp > 1 and pp == 1):
                 continue
             yield job.layout.model_copy(update={"pp": pp, "vpp": vpp, "schedule": schedule, "dp": 1})
 

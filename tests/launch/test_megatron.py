@@ -433,9 +433,46 @@ def test_hidden_expert_traffic_where_megatron_can():
         assert any("expert traffic is not hidden" in line for line in comments(job))
 
 
+def refusals(**layout):
+    """What TransformerEngine refuses of a job on context ranks, as its comments say."""
+    return [line for line in comments(a_job(**layout)) if "TransformerEngine takes" in line]
+
+
+@pytest.mark.parametrize("model", ["gpt-oss-120b", "gemma-3-27b"])
+def test_windows_between_context_ranks_that_pass_keys_round_are_said(model):
+    """TransformerEngine's assertion lets windows through for a2a and all_gather."""
+    (line,) = refusals(model=model, cp=2)
+    assert "attention windows with cp_comm_type a2a only; newer releases may take more" in line
+    assert refusals(model=model, cp=2, cp_comm_type="a2a") == refusals(model=model) == []
+
+
+def test_latent_attention_between_context_ranks_that_deal_out_heads_is_said():
+    """Keys of 128 + 64 numbers, values of 128: TransformerEngine's assertion lets them through for p2p."""
+    (line,) = refusals(model="deepseek-v2-lite", cp=2, cp_comm_type="a2a")
+    assert "different widths (192 and 128 here) with cp_comm_type p2p only; newer releases" in line
+    assert refusals(model="deepseek-v2-lite", cp=2) == []
+    assert refusals(cp=2, cp_comm_type="a2a") == refusals(cp=2) == []
+
+
+@pytest.mark.parametrize(("ep", "etp"), [(1, 1), (2, 1), (1, 2)])
+def test_deepep_without_ranks_to_send_to_is_alltoall(ep, etp):
+    """Megatron-Core's flex dispatcher asserts that ep and etp are not both 1."""
+    job = a_job("qwen3-30b-a3b", ep=ep, etp=etp, dispatcher="deepep")
+    found, alone = parsed(job), ep * etp == 1
+    assert found["moe-token-dispatcher-type"] == ("alltoall" if alone else "flex")
+    assert ("moe-enable-deepep" in found) != alone
+    assert any("wants ep * etp above 1: alltoall stands instead" in line for line in comments(job)) == alone
+
+
+def test_experts_without_sequence_parallelism_are_refused_and_that_is_said():
+    job = a_job("qwen3-30b-a3b", tp=2, etp=2, sequence_parallel=False)
+    assert any("refuses experts under tensor parallelism" in line for line in comments(job))
+    assert not any("refuses experts" in line for line in comments(a_job("qwen3-30b-a3b", tp=2, etp=2)))
+
+
 def test_every_broken_rule_is_listed_and_nothing_is_written():
     with pytest.raises(InputError) as caught:
-        megatron.arguments(a_job(tp=3, micro_batch=7))
+        megatron.arguments(a_job(tp=3, micro_batch=7, dp=8))
     assert {problem.field for problem in caught.value.problems} >= {"layout.tp", "layout.micro_batch"}
 
 

@@ -355,9 +355,18 @@ def test_what_the_model_section_cannot_say():
     assert "biases of only some" in " ".join(comments(a_job("telechat2-115b", nodes=8)))
 
 
+def test_experts_without_sequence_parallelism_are_refused_and_that_is_said():
+    """Its expert layer raises whatever etp is."""
+    words = "MindFormers refuses experts under tensor parallelism without use_seq_parallel, whatever etp is"
+    for on in (True, False):
+        job = a_job("qwen3-30b-a3b", tp=2, etp=2, sequence_parallel=on)
+        assert any(words in line for line in comments(job)) != on
+    assert not any(words in line for line in comments(a_job(tp=2, sequence_parallel=False)))  # a dense model
+
+
 def test_every_broken_rule_is_listed_and_nothing_is_written():
     with pytest.raises(InputError) as caught:
-        mindformers.config(a_job(tp=5, micro_batch=7))
+        mindformers.config(a_job(tp=5, micro_batch=7, dp=8))
     assert {problem.field for problem in caught.value.problems} >= {"layout.tp", "layout.micro_batch"}
 
 

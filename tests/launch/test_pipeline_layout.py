@@ -163,7 +163,17 @@ def test_every_fault_of_a_layout_is_listed(text, num_layers, mtp, says):
 
 
 def test_fewer_layers_than_stages_have_no_layout():
-    assert faults("E|t|L", 3, 2)[1] == "pp 2 at most"
+    assert faults("E|t|t|t|tL", 5, 2)[1] == "pp 4 at most"
+    assert faults("E|t|L", 3, 2)[1] == "Et|t|L works"  # the two ends may be empty
+    assert faults("E|t|t||||||L", 3, 7)[1] == "E|(t|)*7L works"
+    assert faults("E|t|t||||||L", 3, 6)[1] == "Et|(t|)*4tL works (vpp 2)"
+
+
+@pytest.mark.parametrize("text", [None, 5, b"Et|tL", ["E"], float("nan")])
+def test_what_is_no_text_is_refused(text):
+    for read in (lambda: read_layout(text, 2), lambda: stages_of(text, 2, 2)):
+        with pytest.raises(InputError, match="must be text; Et"):
+            read()
 
 
 def test_a_layout_that_is_read_is_valid_where_it_is_used():

@@ -155,8 +155,9 @@ def order_of_parts(x):
 def place_layers(layers, x):
     order = order_of_parts(x)
     if x.stages == "auto":
-        held = Counter(order[i % len(order)] for i in range(layers))
-        if len(held) < len(order):
+        inner = order[1:-1]  # the input embedding and the output head may stand alone
+        held = Counter(inner[i % len(inner)] for i in range(layers)) if inner else {}
+        if len(held) < len(inner):
             raise NotDealtError("a part without a layer")
         return
     there = {(v, s) for v, row in enumerate(x.stages) for s in range(len(row))}

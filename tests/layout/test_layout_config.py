@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from telekit.layout.config import ParallelConfig, StageLayers
+from telekit.errors import from_pydantic
+from telekit.layout.config import MOST_CELLS, ParallelConfig, StageLayers
 from telekit.layout.table import COLUMNS, LayoutTable
 
 
@@ -71,3 +72,57 @@ def test_table_rows_are_the_layouts_it_was_built_from():
         row = table.row(i, layouts[0])
         assert {n: getattr(row, n) for n in COLUMNS} == {n: getattr(layout, n) for n in COLUMNS}
     assert len(table.take(table.tp[:, 0] == 2)) == 2
+
+
+def refused(**fields):
+    with pytest.raises(ValidationError) as caught:
+        ParallelConfig.model_validate(fields)
+    return [str(problem) for problem in from_pydantic(caught.value, "layout").problems]
+
+
+@pytest.mark.parametrize(
+    "stages, words",
+    [
+        ([[24, 24.0]], "layout.stages.0.1 = 24.0: chunk 0 of stage 1 must be a whole number of layers"),
+        ([[-1, 49]], "layout.stages.0.0 = -1: chunk 0 of stage 0 must be a whole number of layers"),
+        ([[1, 2], [3, None]], "layout.stages.1.1 = None: chunk 1 of stage 1"),
+        ([[1, 2], 5], "layout.stages.1 = 5: must be a row of layers"),
+        ([[24, {"layers": "x"}]], "layout.stages.0.1.layers = x"),
+        (
+            [[24, {"layers": 9, "recompute": {"ful": 1}}]],
+            "layout.stages.0.1.recompute = {'ful': 1}: chunk 0 of",
+        ),
+        (5, "layout.stages = 5: must be auto, rows of layers"),
+        ("even", "layout.stages = even: cannot be read from letter 1, 'e', on; auto, or E, t, m, L and |"),
+        ("Et|tL|", "layout.stages = Et|tL|: has 3 parts, not whole rows of pp = 2"),
+        ("tE|tL", "layout.stages = tE|tL: must begin with the one E"),
+    ],
+)
+def test_one_fault_in_the_stages_is_one_problem_that_names_its_place(stages, words):
+    (problem,) = refused(pp=2, stages=stages)
+    assert words in problem and "StageLayers" not in problem and "tuple" not in problem
+
+
+def test_every_bad_cell_is_named_up_to_a_number():
+    assert len(refused(stages=[[None, 1.5, 2], ["x"]])) == 3
+    many = refused(stages=[[None] * 1000])
+    assert len(many) == MOST_CELLS + 1 and "1000 faults" in many[0]
+
+
+def test_other_faults_are_listed_beside_those_of_the_stages():
+    assert {p.split(" = ")[0] for p in refused(tp=0, stages=[[True]])} == {"layout.tp", "layout.stages.0.0"}
+    assert [p.split(" = ")[0] for p in refused(pp="x", stages="Et|tL")] == ["layout.pp"]
+
+
+def test_a_layout_string_is_kept_as_counts():
+    """Megatron-LM issue 1852's first string: 32 parts on 16 stages."""
+    found = ParallelConfig.model_validate({"pp": 16, "vpp": 2, "stages": "Et|(tt|)*30L"})
+    written = ParallelConfig.model_validate({"pp": 16, "vpp": 2, "stages": [[1] + [2] * 15, [2] * 15 + [0]]})
+    assert found == written
+    assert ParallelConfig.model_validate({"pp": 2, "stages": "Et,t|tL"}).stages[0][0].layers == 2
+
+
+def test_a_layout_string_needs_to_know_the_stages():
+    (problem,) = refused(stages="Et|(tt|)*23tL")
+    assert "has 25 parts, which pp says how to deal out; pp is 1; pp 25 makes each a stage" in problem
+    assert ParallelConfig.model_validate({"stages": "Et*4L"}).stages[0][0].layers == 4

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from telekit.layout.config import ParallelConfig
-from telekit.layout.stages import OPTIONS, assign, even_split, part_positions, with_counts
+from telekit.layout.stages import OPTIONS, assign, even_split, part_positions, reaches, with_counts
 from telekit.model.config import FeedForward, GroupedQueryAttention, LayerKind, ModelConfig
 
 
@@ -26,6 +26,18 @@ def test_even_split_uses_every_layer_and_differs_by_one(layers, parts):
     assert max(split) - min(split) <= 1
     if parts > 2 and layers % parts:  # the ends, which hold embedding and head, are the last to get one more
         assert split[-1] == min(split)
+
+
+@given(st.integers(1, 200), st.integers(1, 210))
+def test_layers_reach_parts_when_only_the_ends_stay_empty(layers, parts):
+    inner = even_split(layers, parts)[1:-1]
+    assert reaches(layers, parts) == all(inner)
+
+
+def test_the_head_stands_alone_before_the_embedding_does():
+    assert even_split(94, 96) == [0, *[1] * 94, 0]
+    assert even_split(95, 96) == [*[1] * 95, 0]
+    assert even_split(1, 2) == [1, 0] and even_split(1, 3) == [0, 1, 0]
 
 
 def test_looped_and_v_shaped_positions():

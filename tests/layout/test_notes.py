@@ -76,3 +76,14 @@ def test_notes_stand_among_the_assumptions_of_an_estimate():
 def test_an_estimate_does_not_count_on_tp_comm_overlap():
     plain, overlapped = (estimate(job({"tp": 8, "tp_comm_overlap": on})) for on in (False, True))
     assert plain.step_time_s == overlapped.step_time_s and overlapped.valid
+
+
+def test_ends_without_a_layer_are_noted():
+    """Thirty layers on 32 stages."""
+    found = said({"pp": 32}, model="telechat2-7b")
+    assert "30 layers over 32 parts are uneven: [0, 30 times 1, 0], 1 at most and 30 in all" in found
+
+
+def test_micro_batches_that_are_not_known_are_not_counted():
+    """3 stages on 32 devices leave no whole dp."""
+    assert "scattered for each micro-batch, as counted" in said({"pp": 3, "zero": 2})

@@ -10,11 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from telekit.cluster.config import load_cluster
+from telekit.cost.estimate import estimate
 from telekit.job import Job
+from telekit.launch import megatron
 from telekit.layout.config import SCHEDULES, ParallelConfig
-from telekit.layout.repairs import nearest_divisor, say_batch, whole_batches
-from telekit.layout.rules import RULES, Case, broken_rows, check, check_table
+from telekit.layout.repairs import nearest_divisor, whole_batches
+from telekit.layout.rules import RULES, Case, broken_rows, check, check_table, say_batch
 from telekit.layout.schedules import default_chunks, smallest_group
+from telekit.layout.suggestions import Suggestion
 from telekit.layout.table import COLUMNS, LayoutTable
 from telekit.model.attention import (
     CompressedAttention,
@@ -79,7 +82,7 @@ def test_ends_may_be_empty():
 
 def test_suggestions_would_work():
     (problem,) = (p for p in check(case(ParallelConfig(tp=3, dp=1), 3)) if "key/value" in p.rule)
-    assert problem.suggestion == "tp 2 works"
+    assert problem.suggestion == "tp 1, dp 3 and global_batch 63 work"
     assert nearest_divisor(61, 16) == 1
 
 
@@ -152,7 +155,7 @@ def test_context_parallelism_of_other_layers_is_refused():
     assert (
         problem.field == "layout.cp"
         and "mamba2 layers" in problem.rule
-        and problem.suggestion == "cp 1 works"
+        and problem.suggestion == "cp 1 and dp 8 work"
     )
     assert check(other_layers(MAMBA)) == ()
     assert "an indexer's choice of keys" in check(other_layers(SPARSE, cp=2))[0].rule
@@ -165,7 +168,7 @@ def test_context_parallelism_of_other_layers_is_refused():
 
 def test_groups_of_a_state_space_layer_are_split_over_tp():
     (problem,) = check(other_layers(MAMBA, tp=16))
-    assert "key/value heads (8)" in problem.rule and problem.suggestion == "tp 8 works"
+    assert "key/value heads (8)" in problem.rule and problem.suggestion == "tp 8 and dp 2 work"
 
 
 def test_groups_of_an_output_projection_are_split_over_tp():
@@ -174,7 +177,7 @@ def test_groups_of_an_output_projection_are_split_over_tp():
     )
     (problem,) = check(other_layers(compressed, tp=8))
     assert "groups of the attention's output projection (4)" in problem.rule
-    assert problem.suggestion == "tp 4 works"
+    assert problem.suggestion == "tp 4 and dp 4 work"
 
 
 def test_layers_without_attention_or_feed_forward_ask_for_nothing():
@@ -243,9 +246,9 @@ def test_the_batch_that_is_suggested_is_the_nearest(schedule, pp, dp, batch):
     (nearest,) = whole_batches(there).values()
     possible = [size for size in range(1, 300) if works(size)]
     assert works(nearest) and abs(nearest - batch) == min(abs(size - batch) for size in possible)
-    least = possible[0]
-    assert ("the smallest that does" in say_batch(there)) == (nearest == least)
-    assert nearest == least or say_batch(there).endswith(f"the smallest is {least}")
+    least, words = possible[0], say_batch(there, Suggestion(whole_batches(there), valid=True))
+    assert ("the smallest that does" in words) == (nearest == least)
+    assert nearest == least or words.endswith(f"the smallest is {least}")
 
 
 @pytest.mark.parametrize("field", ["tp", "cp", "pp", "vpp", "dp", "ep", "etp", "micro_batch"])
@@ -272,3 +275,24 @@ def test_the_published_layouts_are_valid():
     }
     for data in (deepseek, deepseek | uneven, telechat):
         assert Job.read(data).problems() == ()
+
+
+def test_a_published_run_with_two_ends_alone_is_valid():
+    """Qwen3-235B-A22B's 94 layers on 96 parts: ``best_practice/qwen3/readme.md`` (e8650517d6) of
+    github:yanring/Megatron-MoE-ModelZoo.
+    """
+    data = {
+        "model": "qwen3-235b-a22b",
+        "cluster": {"device": "h100", "devices": 256},
+        "train": {"seq_len": 4096, "global_batch": 2048},
+        "layout": {"tp": 2, "pp": 32, "vpp": 3, "ep": 8, "etp": 1, "recompute": ["layernorm", "moe_act"]},
+    }
+    job = Job.read(data)
+    assert job.problems() == () and job.layout.dp == 4
+    assert megatron.layout_string(job) == "E|(t|)*94L"
+    rows = [[0, *[1] * 31], [1] * 32, [*[1] * 31, 0]]
+    written = Job.read(data | {"layout": data["layout"] | {"stages": rows}})
+    assert estimate(job).step_time_s == estimate(written).step_time_s > 0
+    assert [stage.layers for stage in estimate(job).stages] == [2, *[3] * 30, 2]
+    (problem,) = Job.read(data | {"layout": data["layout"] | {"vpp": 4}}).problems()
+    assert "94 layers do not reach 128 parts" in problem.rule and problem.suggestion == "vpp 3 works"

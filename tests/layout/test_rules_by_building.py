@@ -100,16 +100,27 @@ MUTANTS = {
         lambda c: c.layout.schedule != "interleaved-1f1b" or c.micro_batches >= c.layout.pp,
     ),
     "one pipeline full for two ends": (
-        "schedule: two-ended micro-batches",
-        lambda c: not c.layout.schedule.startswith("dualpipe") or c.micro_batches >= c.layout.pp,
+        "schedule: dualpipe micro-batches",
+        lambda c: (
+            c.layout.schedule != "dualpipe" or (c.layout.pp <= c.micro_batches and not c.micro_batches % 2)
+        ),
     ),
     "odd micro-batches for two ends": (
-        "schedule: two-ended micro-batches",
-        lambda c: not c.layout.schedule.startswith("dualpipe") or c.micro_batches >= 2 * c.layout.pp,
+        "schedule: dualpipe micro-batches",
+        lambda c: c.layout.schedule != "dualpipe" or c.micro_batches >= 2 * c.layout.pp,
     ),
-    "zb-v filled like zb-h1": (
-        "schedule: zero-bubble micro-batches",
-        lambda c: not c.layout.schedule.startswith("zb") or c.micro_batches >= c.layout.pp,
+    "a V filled like zb-h1": (
+        "schedule: V micro-batches",
+        lambda c: c.layout.schedule not in ("zb-v", "dualpipe-v") or c.micro_batches >= c.layout.pp,
+    ),
+    "zb-h1 filled by one": ("schedule: zb-h1 micro-batches", lambda c: True),
+    "both ends need a layer": (
+        "empty chunk",
+        lambda c: c.layout.stages != "auto" or c.layout.pp * c.layout.vpp <= c.model.num_layers,
+    ),
+    "three parts may be empty": (
+        "empty chunk",
+        lambda c: c.layout.stages != "auto" or c.layout.pp * c.layout.vpp - 3 <= c.model.num_layers,
     ),
     "as many parts as layers or more": (
         "empty chunk",

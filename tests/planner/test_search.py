@@ -36,7 +36,7 @@ def brute_force(base):
     """Every layout of the search space, one by one, with evenly spread layers."""
     values = options(base)
     for pp, vpp, recompute in product(values["pp"], values["vpp"], values["recompute"]):
-        if pp * vpp > base.model.num_layers or (vpp > 1 and pp == 1):
+        if pp * vpp > base.model.num_layers + 2 or (vpp > 1 and pp == 1):  # both ends may stand alone
             continue
         for tp, cp, ep, etp, micro in product(*(values[n] for n in ("tp", "cp", "ep", "etp", "micro_batch"))):
             if base.cluster.devices % (tp * cp * pp):
@@ -191,9 +191,22 @@ def test_few_sequences_are_split_over_context_ranks():
 
 
 def test_given_fields_that_leave_nothing_are_said():
-    for layout, word in (({"pp": 5}, "layout.dp"), ({"pp": 1, "vpp": 2}, "layout")):
+    for layout, word in (({"pp": 5}, "layout.pp"), ({"pp": 1, "vpp": 2}, "layout")):
         with pytest.raises(InputError, match=word):
             plan(job(layout=layout), top=1, time_limit_s=1)
+
+
+def test_both_ends_may_stand_alone():
+    """27 layers on 28 parts: the search looks at them, and its estimate is that of the stages written out."""
+    layout = {"pp": 4, "vpp": 7, "ep": 4, "micro_batch": 1, "tp": 1, "cp": 1, "etp": 1}
+    wide = job(layout=layout)
+    assert [(shape.base.pp, shape.base.vpp) for shape in tables(wide)] == [(4, 7)]
+    found = plan(wide, top=1, time_limit_s=2)
+    rows = [[1, 1, 1, 1]] * 6 + [[1, 1, 1, 0]]
+    choices = ("none", "selective", "full")
+    written = [estimate(job(layout=layout | {"stages": rows, "recompute": choice})) for choice in choices]
+    assert found.best.step_time_s <= min(one.step_time_s for one in written if one.fits)
+    assert [shape.base.vpp for shape in tables(job(layout=layout | {"vpp": 8}))] == []
 
 
 def test_the_space_has_no_row_twice():
