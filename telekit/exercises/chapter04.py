@@ -69,7 +69,8 @@ def most_to_save(answer: float | None) -> Feedback:
     return number(
         answer,
         100 * 7 / 519,
-        rel=0.005,
+        rel=0.007,
+        digits=2,
         unit="%",
         hint="A schedule without any bubble saves the whole of 1F1B's.",
         slips={
@@ -122,14 +123,15 @@ class Choice:
 def chosen(schedule: str, micro_batch: int, chunks: int | None = None) -> Choice:
     """Simulate a choice: 64 sequences on 8 devices, in micro-batches of b.
 
-    A pass of a stage takes 0.3 + 0.7 b, and 0.1 b pass from a stage to its neighbour.
+    A pass of a stage takes 0.3 + 0.7 b, and 0.1 b pass from a stage to its neighbour; a piece of a sequence is as
+    large as its share of b, and pays its own 0.3.
 
     Raises
     ------
     InputError
         For a schedule, a number of chunks or of micro-batches that does not exist.
     """
-    each = 0.3 + 0.7 * micro_batch
+    each = 0.3 * get(schedule).pieces + 0.7 * micro_batch
     passes = Passes(each, each, each, None, 0.1 * micro_batch)
     order = build(schedule, STAGES, SEQUENCES // micro_batch, chunks=chunks, passes=passes)
     found = run(order, times(order, passes))
@@ -177,17 +179,29 @@ def pipeline(answer: Mapping[str, Any] | None) -> Feedback:
         return Feedback(
             False, 'Write a schedule and a micro-batch, such as {"schedule": "1f1b", "micro_batch": 1}.'
         )
-    unknown = sorted(set(answer) - {"schedule", "micro_batch", "chunks"})
+    unknown = sorted(str(key) for key in set(answer) - {"schedule", "micro_batch", "chunks"})
     if unknown:
         return Feedback(
             False, f"{', '.join(unknown)}: only schedule, micro_batch and chunks are chosen here."
         )
-    if not isinstance(answer["schedule"], str):
+    name, size, chunks = answer["schedule"], _whole(answer["micro_batch"]), answer.get("chunks")
+    if not isinstance(name, str):
         return Feedback(False, "A schedule is given by its name.")
-    if answer["micro_batch"] not in SIZES:
+    if size not in SIZES:
         return Feedback(False, f"A micro-batch holds {', '.join(map(str, SIZES))} sequences here.")
+    if chunks is not None and (chunks := _whole(chunks)) is None:
+        return Feedback(False, f"Chunks a device are a whole number, such as {CHUNKS[0]}.")
     try:
-        found = chosen(**answer)
+        found = chosen(name, size, chunks)
     except InputError as error:
         return Feedback(False, f"It must run: {'; '.join(str(p) for p in error.problems)}.")
     return design(found, DEMANDS)
+
+
+def _whole(value: Any) -> int | None:
+    """Read a whole number, written as 2, 2.0 or "2"; None for anything else."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return int(number) if number.is_integer() and not isinstance(value, bool) else None

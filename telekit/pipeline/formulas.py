@@ -37,6 +37,8 @@ class Symbols(NamedTuple):
 
 
 Value = Callable[[Symbols], float]
+Condition = Callable[[float, float, float], bool]
+"""Whether a formula holds for F, B (without W) and W."""
 
 TIME, OF_TOTAL, OF_IDEAL, UTILISATION = "idle time", "idle / total", "idle / ideal", "utilisation"
 
@@ -99,6 +101,23 @@ class Formula:
         return _PEAK_CAVEATS.get(self.key, "")
 
     @property
+    def meaning_of_b(self) -> str:
+        """What its B is, where it is not the gradients of inputs: the whole backward, or 1F1B's bubble."""
+        if self.text in ("B", "B/2", "B/3", "2B/3"):
+            return "1F1B's bubble"
+        return "with W" if self.b_holds_w else ""
+
+    @property
+    def condition(self) -> str:
+        """For which times it is, B without W; empty where it is for all, or for equal ones as said above."""
+        return _CONDITIONS.get(self.key, ("", None))[0]
+
+    def holds_for(self, forward: float, backward_input: float, backward_weight: float) -> bool:
+        """Whether it is for these times of a stage, B without W."""
+        holds = _CONDITIONS.get(self.key, ("", None))[1]
+        return holds is None or holds(forward, backward_input, backward_weight)
+
+    @property
     def peak(self) -> Value | None:
         """The formula of activations; None where the source has none, or one that is not a number."""
         return _PEAKS.get(self.peak_text)
@@ -117,6 +136,8 @@ class Bubble(NamedTuple):
         Most micro-batches, each of a device's whole share of the model, that a device holds.
     copies : int
         How often the model is held: a device holds ``copies / devices`` of it.
+    value : float or None
+        What the formula itself gives: its ``measure`` says of which kind.
     """
 
     idle: float | None
@@ -125,6 +146,7 @@ class Bubble(NamedTuple):
     utilisation: float | None
     peak: float | None
     copies: int
+    value: float | None = None
 
 
 def on_one_basis(
@@ -175,7 +197,7 @@ def on_one_basis(
         case _:
             idle = ideal * value / (1 - value)
     total = ideal + idle
-    return Bubble(idle, idle / total, idle / ideal, ideal / total, peak, formula.copies)
+    return Bubble(idle, idle / total, idle / ideal, ideal / total, peak, formula.copies, value)
 
 
 def _check(formula: Formula, devices: int, m: int, chunks: int, times: tuple[float, ...]) -> None:
@@ -224,6 +246,17 @@ _BUBBLES: dict[str, Value] = {
     "0": lambda s: 0.0,
 }
 
+_SHORT_W: tuple[str, Condition] = ("W no longer than F and B", lambda f, b, w: w <= min(f, b))
+_EVEN: tuple[str, Condition] = ("F = B, and W no longer", lambda f, b, w: f == b and w <= f)
+_CONDITIONS: dict[str, tuple[str, Condition | None]] = {
+    "zb_formula_ZB-H1": ("W no longer than F", lambda f, b, w: w <= f),
+    "zb_formula_ZB-H2": _SHORT_W,
+    "dualpipe_ZB1P": _SHORT_W,
+    "dualpipe_DualPipe": _EVEN,
+    "dualpipe_DualPipeV": _EVEN,
+}
+"""For which times orders as published idle as long as their formula says; found by simulating them."""
+
 _PEAKS: dict[str, Value] = {
     "m": lambda s: s.m,
     "p": lambda s: s.p,
@@ -252,7 +285,7 @@ _PEAK_CAVEATS = {
     "zbpp_ZB2P": "a limit: the order holds 2p - 1",
     "zbpp_V-Half": "for long pipelines: p // 2 + 1 at any p",
     "zbpp_V-Min": "for long pipelines: (p + 1) // 3 + 1 at any p",
-    "primus_1f1b-interleaved": "p + (p-1)/N: the warm-up of 2 (p-1) + (N-1) p chunks, and one more, of N a stage",
+    "primus_1f1b-interleaved": "p + (p-1)/N, or m: the warm-up of 2 (p-1) + (N-1) p chunks, and one more, of N a stage",
 }
 
 _GPIPE = "arXiv 1811.06965, section 2.3"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
@@ -31,7 +32,8 @@ class Panel(ABC):
     def __init__(self, title: str, controls: Mapping[str, W.Widget]) -> None:
         self.title, self.controls = title, dict(controls)
         self.error: Exception | None = None
-        self._held = False
+        self._lock = threading.RLock()
+        self._held = self._busy = self._due = False
         for control in self.controls.values():
             control.observe(self._moved, "value")
 
@@ -57,18 +59,36 @@ class Panel(ABC):
 
     def set(self, **values: Any) -> Self:
         """Move controls, as a reader would; several at once count as one move."""
-        held, self._held = self._held, True  # a control may move others in turn
-        try:
-            for name, value in values.items():
-                self.controls[name].value = value
-        finally:
-            self._held = held
-        self._moved(None)
+        with self._lock:
+            held, self._held = self._held, True  # a control may move others in turn
+            try:
+                for name, value in values.items():
+                    self.controls[name].value = value
+            finally:
+                self._held = held
+            self._moved(None)
         return self
 
     def _moved(self, _change: Any) -> None:
-        if self._held:
-            return
+        """Show the newest state, one at a time.
+
+        A kernel hands out moves on several threads. A move that comes while another is drawn waits for it, and is
+        drawn after it unless a later state already was: ``_due`` is set after a control has its new value, and
+        cleared before the values are read.
+        """
+        self._due = True
+        with self._lock:
+            if self._held or self._busy:  # of this very thread: it comes back to it
+                return
+            self._busy = True
+            try:
+                while self._due:
+                    self._due = False
+                    self._show_or_say()
+            finally:
+                self._busy = False
+
+    def _show_or_say(self) -> None:
         try:
             self._follow()
             self.error = None
@@ -134,16 +154,19 @@ class Explorer(Panel):
         super().__init__(title, controls)
         self._rows, self._readout, self._titles = rows, readout, titles
         self._charts = charts if isinstance(charts, Sequence) else (charts,)
-        shown = rows(**self.values)
-        self.views = tuple(LiveChart(c, shown, t) for c, t in zip(self._charts, self._said(), strict=True))
-        self.status = W.HTML(readout(**self.values))
+        tables, text, said = self._computed()
+        self.views = tuple(LiveChart(c, tables, t) for c, t in zip(self._charts, said, strict=True))
+        self.status = W.HTML(text)
         self.box = panel(title, list(self.controls.values()), [self.status], list(self.views))
 
-    def _said(self) -> list[str]:
-        return list(self._titles(**self.values)) or [""] * len(self._charts)
+    def _computed(self) -> tuple[Mapping[str, Any], str, list[str]]:
+        """Compute all that is shown from one reading of the controls, which may move meanwhile."""
+        values = self.values
+        said = list(self._titles(**values)) or [""] * len(self._charts)
+        return self._rows(**values), self._readout(**values), said
 
     def _follow(self) -> None:
-        rows, text, said = self._rows(**self.values), self._readout(**self.values), self._said()
+        rows, text, said = self._computed()
         for view, title in zip(self.views, said, strict=True):
             view.show(rows, title)
         self.status.value = text

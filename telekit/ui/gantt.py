@@ -24,6 +24,8 @@ HEIGHT = 0.84
 """What a mark fills of its lane, centred on its number; the rest is the gap to the next one."""
 PALE = ["input gradient", "recompute"]
 """Kinds whose colour asks for dark text."""
+WEAK = "datum.shade < (datum.kind == 'forward' ? 0.78 : 0.95)"
+"""Where a mark is so close to the page that white is hard to read on it; the page's own ink is not."""
 
 
 def gantt_rows(
@@ -60,7 +62,7 @@ def gantt_rows(
     -------
     dict
         Tables ``gantt`` (lane, kind, start, end in s, share, top, bottom, shade) and ``written`` (at, lane, text,
-        kind).
+        kind, shade).
 
     Raises
     ------
@@ -133,12 +135,13 @@ def _written(marks: _Marks) -> Table:
     room = (marks.end - marks.start) * unit_px >= 6.5 * np.char.str_len(marks.text) + 2
     fits = np.flatnonzero(room & (marks.text != ""))
     return [
-        {"at": at, "lane": lane, "text": text, "kind": kind}
-        for at, lane, text, kind in zip(
+        {"at": at, "lane": lane, "text": text, "kind": kind, "shade": shade}
+        for at, lane, text, kind, shade in zip(
             ((marks.start + marks.end) / 2)[fits].tolist(),
             (marks.lane + HEIGHT * ((marks.low + marks.high) / 2 - 0.5))[fits].tolist(),
             marks.text[fits].tolist(),
             marks.kind[fits].tolist(),
+            marks.shade[fits].tolist(),
             strict=True,
         )
     ]
@@ -232,14 +235,16 @@ def gantt(
         )
     )
     written = alt.Chart(alt.NamedData("written"))
+    looks: list[tuple[str, dict[str, Any]]] = [
+        (f"indexof({PALE}, datum.kind) < 0 && !({WEAK})", {"color": "white"}),
+        (f"indexof({PALE}, datum.kind) >= 0 && !({WEAK})", {"color": "#24292f"}),
+        (WEAK, {"style": "ink"}),
+    ]
     texts = [
         written.transform_filter(where)
-        .mark_text(color=colour, fontSize=10)
+        .mark_text(fontSize=10, **look)
         .encode(x="at:Q", y="lane:Q", text="text:N")
-        for where, colour in (
-            (f"indexof({PALE}, datum.kind) < 0", "white"),
-            (f"indexof({PALE}, datum.kind) >= 0", "#24292f"),
-        )
+        for where, look in looks
     ]
     return alt.layer(marks, *texts).properties(
         width=width, height=height, description=f"What each {lane} does over time."

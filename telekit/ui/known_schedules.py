@@ -164,6 +164,8 @@ def by_formula(case: Case) -> str:
         return "No formula is published for it."
     formula = formulas.FORMULAS[key]
     found = timed(case)
+    if not formula.holds_for(*case.passes[:3]):
+        return f"Its published formula, {formula.text}, is for {formula.condition}."
     try:
         it = formulas.on_one_basis(
             formula, case.stages, case.micro_batches, found.order.chunks, *case.passes[:3], case.passes.pair
@@ -183,7 +185,8 @@ def by_formula(case: Case) -> str:
     value, simulated = said[formula.measure]
     span = ", in the longest span" if formula.by_span and formula.measure == formulas.TIME else ""
     equal = ", for equal devices and free communication" if case.comm or case.slower else ""
-    return f"Published formula {formula.text}{equal}: {value}{span}; simulated {simulated}."
+    b = f" (B: {formula.meaning_of_b})" if formula.meaning_of_b == "1F1B's bubble" else ""
+    return f"Published formula {formula.text}{b}{equal}: {value}{span}; simulated {simulated}."
 
 
 # --- tables -------------------------------------------------------------------------------------------------
@@ -240,7 +243,7 @@ def on_one_basis(stages: int, micro_batches: int, **values: float) -> Table:
 
 
 def beside_formulas(stages: int, micro_batches: int) -> Table:
-    """Put published formulas, on one basis, beside simulations: each bubble as its formula means it."""
+    """Put published formulas beside simulations: what each gives as its source means it, and both over one time."""
     rows = []
     for name, key in FORMULA.items():
         formula, case = formulas.FORMULAS[key], Case(name, stages, micro_batches)
@@ -251,10 +254,18 @@ def beside_formulas(stages: int, micro_batches: int) -> Table:
         it = formulas.on_one_basis(formula, stages, micro_batches, found.order.chunks)
         simulated = found.bubble_fraction_of_span if formula.by_span else found.bubble_fraction
         what = "longest span" if formula.by_span else "all time"
-        holds = "with W" if formula.b_holds_w else ""
-        rows.append((name, formula.text, holds, what, f"{it.of_total:.1%}", f"{simulated:.1%}"))
-    title = f"p {stages}, m {micro_batches}, F = B = W"
-    return Table(title, ("schedule", "formula", "its B", "idle of", "formula", "simulated"), tuple(rows))
+        gives = {
+            formulas.TIME: f"{it.value:g} units",
+            formulas.OF_IDEAL: f"{it.value:.1%} of work",
+            formulas.OF_TOTAL: f"{it.value:.1%} of {'span' if formula.by_span else 'all time'}",
+        }[formula.measure]
+        text = formula.text.removesuffix(" with PP/2 devices")  # the note below the table says it
+        rows.append((name, text, formula.meaning_of_b, gives, what, f"{it.of_total:.1%}", f"{simulated:.1%}"))
+    title = (
+        f"p {stages}, m {micro_batches}, F = B = W = 1; last two columns: idle, of what stands before them"
+    )
+    header = ("schedule", "formula", "its B", "gives", "idle of", "formula", "simulated")
+    return Table(title, header, tuple(rows))
 
 
 TELECHAT = (

@@ -21,6 +21,8 @@ Floats = NDArray[np.float64]
 Table = list[dict[str, object]]
 
 SAME = 1e-9
+WHOLE = "datum.value == floor(datum.value) ? format(datum.value, 'd') : ''"
+"""Labels of an axis that counts: no «1» beside a half."""
 PALER = 0.35
 """By how much the colour of a device's last chunk is weaker than that of its first."""
 SPLIT = tuple(kind for kind in style.PASSES if kind != "recompute")
@@ -160,7 +162,9 @@ def basis_bars(what: str, title: str, width: int, names: bool) -> alt.TopLevelMi
         x=alt.X(
             f"{what}:Q",
             title=title,
-            axis=alt.Axis(tickCount=4, format=".0%" if what == "bubble" else "d"),
+            axis=alt.Axis(tickCount=4, format=".0%")
+            if what == "bubble"
+            else alt.Axis(tickCount=4, labelExpr=WHOLE),
             scale=alt.Scale(range=[0, width - 96]),  # the text beside the longest bar needs the rest
         ),
         y=alt.Y("schedule:N", title=None, sort=alt.EncodingSortField("rank", op="min"), axis=axis),

@@ -122,6 +122,7 @@ def config(ink: Ink = "any") -> dict[str, Any]:
             **text,
         },
         "text": {"color": colour["soft"], "fontSize": 11},
+        "style": {"ink": {"color": colour["text"] or _INKS["light"]["text"]}},  # for text on pale marks
         "range": {"category": list(TIME.values())},
     }
 

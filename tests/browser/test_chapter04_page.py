@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from telekit.ui.known_schedules import Case, Standing, compare
+
 pytestmark = pytest.mark.browser
 
 RESULTS = Path(__file__).parents[2] / "test-results"
@@ -132,6 +134,45 @@ def test_schedules_stand_on_one_basis(chapter, panel):
     redrawn(chapter, basis, before)
     assert basis.locator(".telekit-chart").first.locator(".mark-rect path").count() >= 12
     clean(chapter)
+
+
+def test_moves_without_a_pause_end_in_bars_and_captions_of_one_state(chapter, panel):
+    basis, page = panel("basis", "Schedules on one basis"), chapter.page
+    chart = basis.locator(".telekit-chart").first
+    for block, comm in (("F, then B", "End"), ("one block, 2/3", "Home"), ("F, then B", "ArrowRight")):
+        basis.get_by_role("combobox", name="F with B").select_option(block)
+        for key in (comm, "ArrowRight", "ArrowRight"):
+            basis.get_by_role("slider", name="comm").press(key)
+        basis.get_by_role("slider", name="B (inputs)").press("End" if comm == "End" else "Home")
+        values = ("forward", "input", "weight", "comm", "overlap", "stages", "micro_batches", "chunks")
+        page.wait_for_timeout(1500)
+        chapter.idle()
+        page.wait_for_timeout(500)
+        shown = dict(zip(values, ask(page, "basis", values), strict=True))
+        want = {
+            name: f"{it.bubble:.1%}"
+            for name, it in compare(Case("1f1b", **shown)).items()
+            if isinstance(it, Standing)
+        }
+        texts = chart.locator(".mark-text.role-mark text").evaluate_all("all => all.map(t => t.textContent)")
+        assert sorted(texts) == sorted(want.values())
+        least = basis.locator("figcaption").first.inner_text()
+        assert least.endswith(min(want.values(), key=lambda text: float(text.rstrip("%"))))
+    clean(chapter)
+
+
+def ask(page, name, controls):
+    """Values of a panel's controls as the kernel has them."""
+    code = f"import json; print(json.dumps([{name}.values[c] for c in {list(controls)}]))"
+    said = page.evaluate(
+        """async (code) => { let said = '';
+            const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;
+            const future = kernel.requestExecute({ code, store_history: false });
+            future.onIOPub = m => { if (m.header.msg_type === 'stream') said += m.content.text; };
+            await future.done; return said; }""",
+        code,
+    )
+    return json.loads(said)
 
 
 def test_more_communication_moves_curves_and_bars(chapter, panel):

@@ -46,8 +46,39 @@ def test_text_that_could_mean_another_number_is_refused(answer):
 )  # fmt: skip
 @pytest.mark.parametrize("want", [90.19, 3.3e-4, 6.71e11])
 def test_common_slips_are_named(factor, slip, want):
-    feedback = check.number(want * factor, want)
+    feedback = check.number(want * factor, want, unit="GiB")
     assert feedback.ok is False and slip in feedback.message
+
+
+@pytest.mark.parametrize("unit", ["chunks", "micro-batches of a full stage", "B", "%", "units of time", ""])
+@pytest.mark.parametrize("factor", [1.024**3, 1.024**2, 2.0**30, 8, 4, 3, 2])
+def test_bytes_are_spoken_of_only_where_they_are_asked_for(unit, factor):
+    for wrong in (30 * factor, 30 / factor):
+        said = check.number(wrong, 30, unit=unit).message
+        assert not any(word in said for word in ("byte", "GiB", "MiB", "bits")), said
+
+
+@pytest.mark.parametrize(
+    ("answer", "want", "unit"),
+    [
+        ("11.5 micro-batches", 11.5, "micro-batches of a full stage"), ("7 units", 7, "units of time"),
+        ("1 micro-batch", 1, "micro-batches"), ("4 chunk", 4, "chunks"), ("23/2", 11.5, "micro-batches"),
+        ("23 / 2 micro-batches", 11.5, "micro-batches"), ("7/15", 700 / 15, "%"), ("700/15", 700 / 15, "%"),
+        ("700/15 %", 700 / 15, "%"),
+    ],
+)  # fmt: skip
+def test_fractions_and_a_unit_by_its_first_word_are_read(answer, want, unit):
+    assert check.number(answer, want, unit=unit).ok
+
+
+@pytest.mark.parametrize("answer", ["4/0", "1/2/3", "4 ducks", "4 chu", "/2", "7/"])
+def test_other_fractions_and_words_are_refused(answer):
+    assert check.number(answer, 4, unit="chunks").ok is False
+
+
+def test_a_rounded_answer_is_right_where_the_exercise_says_to_how_many_digits():
+    assert check.number(1.3, 1.3487, digits=2).ok and check.number(1.35, 1.3487, digits=2).ok
+    assert check.number(1.4, 1.3487, digits=2).ok is False and check.number(1.3, 1.3487).ok is False
 
 
 def test_a_slip_that_an_exercise_knows_is_named_before_a_common_one():
@@ -70,7 +101,7 @@ def test_a_slip_as_rounded_as_a_question_prints_it_is_named_and_the_nearest_firs
 
 def test_a_message_ends_once():
     assert check.number(0.9019, 90.19).message.endswith("per cent?")
-    assert check.number(45.095, 90.19).message.endswith("both ways.")
+    assert check.number(45.095, 90.19, unit="GiB").message.endswith("both ways.")
 
 
 HUGE = 10**5000  # more digits than Python writes

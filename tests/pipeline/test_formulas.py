@@ -1,12 +1,13 @@
 import json
 import re
+from itertools import product
 
 import pytest
 
 from telekit import catalog
 from telekit.errors import InputError
 from telekit.pipeline.formulas import FORMULAS, OF_TOTAL, TIME, on_one_basis
-from telekit.pipeline.registry import EQUAL, SCHEDULES, build, times
+from telekit.pipeline.registry import EQUAL, SCHEDULES, Passes, build, times
 from telekit.pipeline.simulate import run
 
 PUBLISHED = json.loads((catalog.root() / "measurements/pipeline.json").read_text())
@@ -22,6 +23,32 @@ def published(text, **symbols):
     )
     assert re.fullmatch(r"[\w\s()+\-*/.]+", text)
     return eval(text, {"__builtins__": {}}, symbols)  # of our own data, and of these letters alone
+
+
+CONDITIONED = [
+    "zb_formula_ZB-H1",
+    "zb_formula_ZB-H2",
+    "dualpipe_ZB1P",
+    "dualpipe_DualPipe",
+    "dualpipe_DualPipeV",
+]
+
+
+@pytest.mark.parametrize("key", CONDITIONED)
+def test_a_formula_meets_simulation_for_the_times_that_it_is_for(key):
+    formula, p, m = FORMULAS[key], 4, 16
+    met = {True: [], False: []}
+    for f, b, w in product((0.5, 1.0, 1.5), (0.5, 1.0, 2.0), (0.5, 1.0, 1.5)):
+        passes = Passes(f, b, w)
+        order = build(formula.schedule, p, m, passes=passes if formula.schedule == "zb-1p" else EQUAL)
+        found = run(order, times(order, passes))
+        share = float(found.bubble_fraction_of_span if formula.by_span else found.bubble_fraction)
+        said = on_one_basis(formula, p, m, 2, f, b, w)
+        assert said.value == said.idle
+        close = said.idle == pytest.approx(share / (1 - share) * m * (f + b + w), abs=1e-6)
+        met[formula.holds_for(f, b, w)].append(close)
+    assert len(met[True]) >= 3 and all(met[True])
+    assert sum(met[False]) <= 4 < len(met[False]) and formula.condition  # a few are met by chance
 
 
 def test_every_published_row_has_its_formula():

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+import vl_convert
 
 from telekit.errors import InputError
 from telekit.pipeline.closed_form import pipeline_time_s
@@ -66,6 +67,8 @@ def test_only_controls_that_a_schedule_has_can_be_moved(one):
     for name in ("1f1b", "interleaved-1f1b", "dualpipe", "zb-v"):
         one.set(schedule=name)
         able[name] = {key for key in ("chunks", "pieces", "overlap") if not one.controls[key].disabled}
+        for key in ("chunks", "pieces"):  # and a number that does not count is not shown
+            assert one.controls[key].readout is not one.controls[key].disabled
     assert able == {"1f1b": set(), "interleaved-1f1b": {"chunks"}, "dualpipe": {"overlap"}, "zb-v": set()}
 
 
@@ -103,6 +106,36 @@ def test_the_basis_is_the_literatures(basis):
         assert rows[name]["held"] == pytest.approx(held), name
     assert {n for n, row in rows.items() if row["kind"] == "nothing beats it"} == {"zb-v", "v-half", "v-min"}
     assert basis.titles[0] == "zb-v idles least, 6.8%" and basis.titles[1].startswith("v-min holds least, ")
+
+
+def test_schedules_that_hold_alike_are_said_to(basis):
+    begin(basis, chapter04.basis_explorer).set(stages=2, micro_batches=2)
+    assert len({row["held_text"].split()[0] for row in basis.rows["basis"]}) == 1
+    assert re.fullmatch(r"All hold 2; of these [\w-]+ idles least, [\d.]+%", basis.titles[1])
+    svg = vl_convert.vegalite_to_svg(basis.views[1].still().spec)
+    labels = [re.findall(r">([^<]*)</text>", part) for part in re.findall(r"role-axis-label.*?</g>", svg)]
+    assert labels == [["0", "1", "2"]]  # and not 0 1 1 2 2
+
+
+def test_a_shorter_overlapped_block_puts_dualpipes_in_front(basis):
+    begin(basis, chapter04.basis_explorer).set(overlap=2 / 3)
+    first, second = sorted(basis.rows["basis"], key=lambda row: row["bubble"])[:2]
+    assert (first["schedule"], first["bubble_text"], first["held"]) == ("dualpipe-v", "5.0%", 8.5)
+    assert (second["schedule"], second["bubble_text"]) == ("dualpipe", "5.1%")
+
+
+def test_large_cases_are_redrawn_when_the_hand_lets_go(one):
+    begin(one, chapter04.schedule_explorer)
+    fluid = {}
+    for name in ("1f1b", "zb-h1", "zb-v", "zb-1p"):
+        one.set(schedule=name, stages=16, micro_batches=256)
+        fluid[name] = one.controls["weight"].continuous_update
+        assert ("when you let go" in one.text) is not fluid[name]
+    assert fluid == {"1f1b": True, "zb-h1": True, "zb-v": False, "zb-1p": False}
+    one.set(schedule="seq-1f1b", chunks=8, pieces=8)
+    assert not one.controls["weight"].continuous_update
+    one.set(schedule="zb-v", stages=4, micro_batches=8)
+    assert one.controls["weight"].continuous_update
 
 
 def test_what_does_not_run_at_these_sizes_is_listed_with_its_rule(basis):
@@ -184,6 +217,31 @@ def test_formulas_beside_simulations_agree_but_for_the_two_round_ones():
     for row in known.beside_formulas(8, 16).rows:
         formula, simulated = (float(text.rstrip("%")) for text in row[-2:])
         assert abs(formula - simulated) <= (0.35 if row[0] in ("v-half", "v-min") else 0.051), row
+
+
+def test_formulas_say_what_they_give_and_of_what():
+    rows = {row[0]: row for row in known.beside_formulas(8, 16).rows}
+    gives = {name: (row[2], row[3]) for name, row in rows.items()}
+    assert gives["gpipe"] == ("", f"{7 / 23:.1%} of all time")
+    assert gives["1f1b"] == ("", f"{7 / 16:.1%} of work")
+    assert gives["interleaved-1f1b"] == ("", f"{7 / 32:.1%} of work")
+    assert gives["zb-h1"] == ("", "7 units") and gives["zb-1p"] == ("with W", "7 units")
+    assert gives["dualpipe"] == ("with W", "6 units") and gives["dualpipe-v"] == ("with W", "7 units")
+    assert gives["v-half"] == ("1F1B's bubble", f"{7 / 46:.1%} of span")
+    assert gives["v-min"] == ("1F1B's bubble", f"{14 / 69:.1%} of span")
+
+
+def test_a_formula_is_not_shown_for_times_that_it_is_not_for(one):
+    begin(one, chapter04.schedule_explorer).set(schedule="zb-1p", weight=1.25)
+    assert "(PP-1)(F+B-2W), is for W no longer than F and B." in one.text
+    assert "Published formula" in one.set(weight=0.75).text
+    assert "B/2 (B: 1F1B&#x27;s bubble)" in one.set(schedule="v-half", weight=1.0).text
+
+
+def test_what_interleaving_holds_is_the_chapters_formula():
+    for p, m, v in ((8, 8, 2), (8, 16, 2), (8, 24, 4), (4, 4, 8), (4, 12, 3)):
+        held = known.timed(known.Case("interleaved-1f1b", p, m, chunks=v)).peak_activations[0]
+        assert held == pytest.approx(min(m, (2 * (p - 1) + (v - 1) * p + 1) / v)), (p, m, v)
 
 
 def test_pieces_of_sequences_lower_the_bubble_and_the_memory(one):

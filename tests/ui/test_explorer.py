@@ -1,5 +1,7 @@
 """Panels without a browser: they follow their controls, and say their errors."""
 
+import threading
+
 import altair as alt
 import ipywidgets as W  # noqa: N812
 import pytest
@@ -53,6 +55,84 @@ def test_several_moves_at_once_are_one(explorer, calls):
     assert explorer.set(experts=12, ep=3).error is None  # 8 over 3 on the way would be refused
     assert calls == [(12, 3)]
     assert explorer.values == {"experts": 12, "ep": 3}
+
+
+def test_moves_on_several_threads_end_in_the_last_state():
+    """A kernel hands out moves on threads of its own; a slow one, overtaken, must not be drawn over the newest."""
+    reading, go_on = threading.Event(), threading.Event()
+
+    def rows(a, b):
+        if (a, b) == (1, 0):  # the first move reads its state, and is held up while the second one comes
+            reading.set()
+            assert go_on.wait(10)
+        return {"t": [{"n": 10 * a + b}]}
+
+    panel = Explorer(
+        {"a": W.IntSlider(0), "b": W.IntSlider(0)},
+        chart("t"),
+        rows,
+        lambda a, b: f"text {10 * a + b}",
+        lambda a, b: [f"title {10 * a + b}"],
+    )
+
+    def move(name):
+        panel.controls[name].value = 1
+
+    first = threading.Thread(target=move, args=("a",))
+    first.start()
+    assert reading.wait(10)
+    second = threading.Thread(target=move, args=("b",))
+    second.start()
+    second.join(0.3)  # without a lock it is through by now, and the first draws over it
+    go_on.set()
+    first.join(10), second.join(10)
+    assert (panel.rows, panel.titles, panel.text) == ({"t": [{"n": 11}]}, ["title 11"], "text 11")
+
+
+def test_rows_text_and_titles_belong_to_one_reading_of_the_controls():
+    seen = []
+    control = W.IntSlider(0)
+
+    def rows(n):
+        if n == 1:
+            control.value = 2  # moves while it is being drawn, as another thread's would
+        seen.append(("rows", n))
+        return {"t": [{"n": n}]}
+
+    panel = Explorer(
+        {"n": control},
+        chart("t"),
+        rows,
+        lambda n: seen.append(("text", n)) or f"text {n}",
+        lambda n: seen.append(("title", n)) or [f"title {n}"],
+    )
+    seen.clear()
+    panel.set(n=1)
+    assert sorted(seen) == sorted((what, n) for what in ("rows", "text", "title") for n in (1, 2))
+    assert (panel.rows, panel.titles, panel.text) == ({"t": [{"n": 2}]}, ["title 2"], "text 2")
+
+
+def test_many_threads_that_set_controls_leave_a_panel_that_follows():
+    panel = Explorer(
+        {"a": W.IntSlider(0, max=999), "b": W.IntSlider(0, max=999)},
+        chart("t"),
+        lambda a, b: {"t": [{"n": a - b}]},
+        lambda a, b: f"{a - b}",
+    )
+
+    def walk(k):
+        for i in range(30):
+            panel.set(a=i + k, b=i)
+
+    threads = [threading.Thread(target=walk, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    difference = panel.values["a"] - panel.values["b"]
+    assert panel.rows == {"t": [{"n": difference}]} and panel.text == f"{difference}"
+    panel.controls["a"].value = 500
+    assert panel.text == f"{500 - panel.values['b']}"
 
 
 def test_an_unknown_control_is_refused(explorer):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from telekit.errors import InputError
-from telekit.ui import exports
+from telekit.ui import exports, style
 from telekit.ui.gantt import gantt, gantt_rows
 from telekit.ui.live import LiveChart, Still
 
@@ -102,3 +102,26 @@ def test_no_time_is_lost_and_no_lane_overflows(steps, max_marks):
 def test_a_kind_without_a_colour_is_refused():
     with pytest.raises(InputError, match=r"forwards.*has no colour.*forward, backward"):
         gantt_rows([0], ["forwards"], [0.0], [1.0])
+
+
+def test_numbers_on_pale_blocks_are_in_the_pages_own_ink():
+    """WCAG contrast of at least 3.2 on every block of a chart of 8 chunks, on a light page and on a dark one."""
+
+    def light(colour):
+        c = np.asarray(colour) / 255
+        return np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4) @ [0.2126, 0.7152, 0.0722]
+
+    def rgb(text):
+        return np.array([int(text[i : i + 2], 16) for i in (1, 3, 5)], dtype=float)
+
+    for page, ink in (("#ffffff", "light"), ("#111111", "dark")):
+        own = style.config(ink)["style"]["ink"]["color"]
+        for kind in ("forward", "backward", "weight gradient"):
+            for shade in 1 - 0.35 * np.arange(8) / 7:
+                weak = shade < (0.78 if kind == "forward" else 0.95)
+                mixed = shade * rgb(style.PASSES[kind]) + (1 - shade) * rgb(page)
+                a, b = sorted((light(mixed), light(rgb(own if weak else "#ffffff"))))
+                assert (b + 0.05) / (a + 0.05) >= 3.2, (page, kind, shade)
+    texts = [layer for layer in gantt().to_dict()["layer"] if layer["mark"]["type"] == "text"]
+    assert [t["mark"].get("style") or t["mark"]["color"] for t in texts] == ["white", "#24292f", "ink"]
+    assert "datum.kind == 'forward' ? 0.78 : 0.95" in texts[2]["transform"][0]["filter"]

@@ -11,7 +11,7 @@ import numpy as np
 
 from telekit.errors import InputError
 from telekit.pipeline.bubbles import Bubbles, bubbles
-from telekit.pipeline.registry import EVERY
+from telekit.pipeline.registry import EVERY, get
 from telekit.pipeline.simulate import run
 from telekit.pipeline.times import Times
 from telekit.ui import schedules as charts
@@ -33,6 +33,8 @@ DEVICES = {"the first": 0.0, "the middle one": 0.5, "the last": 1.0}
 
 CURVES = ("1f1b", "interleaved-1f1b", "zb-h1", "zb-v", "dualpipe")
 MOST = 256
+LARGE, SEARCHED = 40_000, 8_000
+"""Operations from which a schedule is not redrawn while a slider is held: of a fixed order, of a searched one."""
 TRADE = (1, 2, 4, 8)
 
 
@@ -56,13 +58,24 @@ def schedule_explorer(schedule: str = "1f1b", stages: int = 4, micro_batches: in
         "overlap": pick("F with B", OVERLAP, 1.0),
     }
 
-    def able(name: str) -> None:
-        controls["chunks"].disabled = not takes(name, "chunks")
-        controls["pieces"].disabled = not takes(name, "sequence_chunks")
+    def able(_change: Any = None) -> None:
+        values = {name: control.value for name, control in controls.items()}
+        name = values["schedule"]
+        for option, has in (("chunks", takes(name, "chunks")), ("pieces", takes(name, "sequence_chunks"))):
+            controls[option].disabled, controls[option].readout = (
+                not has,
+                has,
+            )  # no number that does not count
         controls["overlap"].disabled = name not in PAIRED
+        del values["device"]
+        fluid = not costly(Case(**values))
+        for control in controls.values():
+            if isinstance(control, W.SelectionSlider):
+                control.continuous_update = fluid
 
-    able(schedule)
-    controls["schedule"].observe(lambda change: able(change.new), "value")
+    able()
+    for name in ("schedule", "stages", "micro_batches", "chunks", "pieces"):
+        controls[name].observe(able, "value")
     return Explorer(
         controls,
         [gantt(height=220, time="time", kinds=charts.SPLIT), charts.held_over_time()],
@@ -71,6 +84,14 @@ def schedule_explorer(schedule: str = "1f1b", stages: int = 4, micro_batches: in
         _timeline_titles,
         title="One schedule, step by step",
     )
+
+
+def costly(case: Case) -> bool:
+    """Whether a case takes long: it is redrawn when the hand lets go, not on the way."""
+    chunks = case.chunks if takes(case.schedule, "chunks") else get(case.schedule).chunks
+    pieces = case.pieces if takes(case.schedule, "sequence_chunks") else 1
+    size = 2 * case.stages * case.micro_batches * chunks * pieces
+    return size >= (SEARCHED if takes(case.schedule, "passes") else LARGE)
 
 
 def _timeline(device: float, **values: Any) -> Tables:
@@ -103,6 +124,8 @@ def _timeline_text(device: float, **values: Any) -> str:
         (f"{found.peak_activations.max():.3g}", "held at most"),
     ]
     said = f"{_causes(bubbles(found))} {by_formula(case)}"
+    if costly(case):
+        said += " So large a case is drawn anew when you let go of a slider."
     return f"{figures_line(cells)}<span class='telekit-soft'>{html.escape(said)}</span>"
 
 
@@ -151,10 +174,13 @@ def _basis_titles(**values: Any) -> list[str]:
     rows = _basis(**values)["basis"]
     least: Any = min(rows, key=lambda row: (row["bubble"], row["held"]))
     lean: Any = min(rows, key=lambda row: (row["held"], row["bubble"]))
-    return [
-        f"{least['schedule']} idles least, {least['bubble']:.1%}",
-        f"{lean['schedule']} holds least, {lean['held']:.3g}, and idles {lean['bubble']:.1%}",
-    ]
+    alike = sum(row["held"] <= lean["held"] + charts.SAME for row in rows)
+    holds = f"{lean['schedule']} holds least, {lean['held']:.3g}, and idles {lean['bubble']:.1%}"
+    if alike > 1:
+        who = "All" if alike == len(rows) else f"{alike} schedules"
+        few = "" if alike == len(rows) else ", the least"
+        holds = f"{who} hold {lean['held']:.3g}{few}; of these {lean['schedule']} idles least, {lean['bubble']:.1%}"
+    return [f"{least['schedule']} idles least, {least['bubble']:.1%}", holds]
 
 
 def _basis_text(**values: Any) -> str:
