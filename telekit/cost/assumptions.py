@@ -117,7 +117,9 @@ def assumptions(job: Job) -> tuple[str, ...]:
             "send back, are bf16"
         )
     if layout.schedule == "seqsmartvpp":
-        lines.append("seqsmartvpp is timed as 1f1b, which it is where the sequence is not cut; `telekit pipeline` times pieces and chunks")
+        lines.append(
+            "seqsmartvpp is timed as 1f1b, which it is where the sequence is not cut; `telekit pipeline` times pieces and chunks"
+        )
     if layout.schedule not in SIMULATED:
         lines.append(f"{layout.schedule}: time by its closed form, not by simulation")
     if layout.schedule == "zb-v":

@@ -21,8 +21,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from telekit.errors import InputError, Problem, bad
+from telekit.pipeline.numbers import numbers
 from telekit.pipeline.order import BACKWARD, FORWARD, INPUT, WEIGHT, Ints, Op, Order, from_lists
-from telekit.pipeline.sizes import check_sizes
+from telekit.pipeline.sizes import MAX_SEARCHED, check_sizes
 from telekit.pipeline.times import Times
 from telekit.timeline import compile_order
 
@@ -197,21 +198,17 @@ def make_case(
         For parts that are not each on one device, times that do not fit or are more than one set, and a cap
         under which not even one micro-batch passes; the least that works is named.
     """
-    parts = np.array(part, dtype=np.int64, ndmin=2)
+    parts = _parts(part)
     chunks, stages = parts.shape
-    if sorted(parts.ravel().tolist()) != list(range(parts.size)):
-        raise bad(
-            "part", parts.tolist(), "each model part must be on one chunk of one device", "1F1B's works"
-        )
-    sizes = check_sizes(stages, micro_batches, chunks)
+    sizes = check_sizes(stages, micro_batches, chunks, most=MAX_SEARCHED)
     if sizes:
         raise InputError(sizes)
     order = from_lists("case", _one_by_one(chunks, stages, micro_batches, split), parts, micro_batches)
     problems = times.problems(order)
     if not problems and times.sets:
         problems = [Problem("times", times.sets, "a search takes one duration set", "no leading axes work")]
-    share = np.full(parts.shape, 1 / chunks) if weight is None else np.asarray(weight, dtype=np.float64)
-    limit = np.full(stages, np.inf) if cap is None else np.asarray(cap, dtype=np.float64)
+    share = np.full(parts.shape, 1 / chunks) if weight is None else numbers("weight", weight)
+    limit = np.full(stages, np.inf) if cap is None else numbers("cap", cap)
     problems += _wrong_limits(share, limit, parts.shape)
     if problems:
         raise InputError(problems)
@@ -225,6 +222,15 @@ def make_case(
     lag = np.where(device == np.roll(device, 1), 0.0, times.lags(order))
     limits = np.broadcast_to(limit, (stages,))
     return _bounded(parts, device, chunk, share.ravel()[where], limits, duration, lag)
+
+
+def _parts(part: ArrayLike) -> Ints:
+    """Read model parts, each on one chunk of one device."""
+    read = np.array(numbers("part", part), ndmin=2)
+    if read.ndim > 2 or not read.size or sorted(read.ravel().tolist()) != list(range(read.size)):
+        rule = "each model part must be on one chunk of one device, (chunks, stages)"
+        raise bad("part", part, rule, "1F1B's works")
+    return read.astype(np.int64)
 
 
 def _one_by_one(chunks: int, stages: int, micro_batches: int, split: bool) -> list[list[Op]]:

@@ -31,17 +31,12 @@ GROUP_RULES: tuple[Rule, ...] = (
     (
         "group_size",
         "a group has at least stages = {stages} micro-batches and at most all {micro_batches}",
-        lambda of: (
-            of["stages"] <= of["group_size"] <= of["micro_batches"] or of["micro_batches"] < of["stages"]
-        ),
+        lambda of: of["stages"] <= of["group_size"] <= of["micro_batches"],
     ),
     (
         "group_size",
         "what {micro_batches} micro-batches leave after whole groups must be none or at least stages = {stages}",
-        lambda of: (
-            of["micro_batches"] < of["stages"]
-            or not 0 < of["micro_batches"] % of["group_size"] < of["stages"]
-        ),
+        lambda of: not 0 < of["micro_batches"] % of["group_size"] < of["stages"],
     ),
 )
 """Megatron-Core raises an error for all others: a last group of fewer would wait for the ring."""
@@ -94,6 +89,8 @@ def interleaved_less_memory(stages: int, micro_batches: int, chunks: int = 2) ->
 
 def megatron_groups(stages: int, micro_batches: int, chunks: int, group_size: int | None) -> list[int]:
     """Micro-batches of each group; the last one has what remains. Errors as in :func:`interleaved_1f1b`."""
+    if group_size is None:
+        raise_broken(RULES, stages=stages, micro_batches=micro_batches, chunks=chunks)
     size = stages if group_size is None else group_size
     raise_broken(GROUP_RULES, stages=stages, micro_batches=micro_batches, chunks=chunks, group_size=size)
     return [min(size, micro_batches - first) for first in range(0, micro_batches, size)]

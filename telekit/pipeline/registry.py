@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import import_module
 from typing import Any
@@ -16,10 +17,12 @@ from telekit.pipeline import makespans
 from telekit.pipeline.makespans import EQUAL as EQUAL
 from telekit.pipeline.makespans import Passes as Passes
 from telekit.pipeline.makespans import Sizes
-from telekit.pipeline.order import Order, from_lists
+from telekit.pipeline.numbers import faults, wrong_numbers
+from telekit.pipeline.order import MAX_OPERATIONS, Order, from_lists
 from telekit.pipeline.schedules import order as array_order
-from telekit.pipeline.sizes import check_sizes
-from telekit.pipeline.times import Times, wrong_numbers
+from telekit.pipeline.size_rules import raise_broken
+from telekit.pipeline.sizes import MAX_SEARCHED, check_sizes, no_count
+from telekit.pipeline.times import Times
 
 
 @dataclass(frozen=True)
@@ -92,19 +95,72 @@ def build(
         For an unknown name, numbers the schedule does not allow, and choices it does not have.
     """
     schedule = get(name)
-    options = {"chunks": chunks, "group_size": group_size, "sequence_chunks": sequence_chunks}
+    options: dict[str, Any] = {"chunks": chunks, "group_size": group_size, "sequence_chunks": sequence_chunks}
     wanted = {
         key: value for key, value in (options | {"memory_limit": memory_limit}).items() if value is not None
     }
     if chunks == schedule.chunks and "chunks" not in schedule.options:
         del wanted["chunks"]
-    problems = check_sizes(stages, micro_batches, chunks or schedule.chunks, sequence_chunks or 1)
-    problems += [_no_choice(schedule, key, wanted[key]) for key in wanted if key not in schedule.options]
-    problems += _wrong_passes(passes)
-    if problems:
-        raise InputError(problems)
     needed = passes._replace(pair=None) if "passes" in schedule.options else None
-    return _built(schedule, stages, micro_batches, tuple(wanted.items()), needed)
+    if not all(isinstance(size, Hashable) for size in (stages, micro_batches, *wanted.values())):
+        sizes = check_sizes(stages, micro_batches, _or(chunks, 1), _or(sequence_chunks, 1))
+        raise InputError(_own_names(sizes + _wrong_passes(passes)))
+    problems = [_no_choice(schedule, key, wanted[key]) for key in wanted if key not in schedule.options]
+    problems += _wrong_passes(passes)
+    if "memory_limit" in wanted and "memory_limit" in schedule.options:
+        problems += wrong_limit(memory_limit, least=1.0)
+    if problems:
+        wanted = {key: wanted[key] for key in ("chunks", "group_size", "sequence_chunks") if key in wanted}
+        own = [(key, value) for key, value in wanted.items() if key in schedule.options]
+        raise InputError(problems + _wrong_sizes(schedule, stages, micro_batches, own))
+    if "memory_limit" in wanted:  # a device of one chunk holds whole micro-batches, counted to where all fit
+        wanted["memory_limit"] = math.floor(min(wanted["memory_limit"], MAX_OPERATIONS))
+    try:
+        return _built(schedule, stages, micro_batches, needed, *wanted.items())
+    except InputError as fault:
+        raise InputError(_own_names(fault.problems)) from None
+
+
+def _wrong_sizes(
+    schedule: Schedule, stages: int, micro_batches: int, options: list[tuple[str, Any]]
+) -> list[Problem]:
+    """List what is wrong with sizes beside choices that are wrong already."""
+    if "passes" in schedule.options:  # they have no rules of their own
+        return check_sizes(stages, micro_batches, schedule.chunks, most=MAX_SEARCHED)
+    try:
+        _built(schedule, stages, micro_batches, None, *options)
+    except InputError as fault:
+        return _own_names(fault.problems)
+    return []
+
+
+def _or(value: Any, other: int) -> Any:
+    return other if value is None else value
+
+
+def _own_names(problems: Iterable[Problem]) -> list[Problem]:
+    """Say what a caller gave, where generators call it otherwise."""
+    names = {own: name for name, own in _ARGUMENTS.items()}
+    return [
+        replace(
+            problem,
+            field=names.get(problem.field, problem.field),
+            suggestion=re.sub(
+                rf"^{problem.field}\b", names.get(problem.field, problem.field), problem.suggestion
+            ),
+        )
+        for problem in problems
+    ]
+
+
+def wrong_limit(value: Any, least: float = 0.0) -> list[Problem]:
+    """Name a memory limit that is not one positive number, or is below the least that works."""
+    works = "memory_limit 1 works"
+    found = [replace(fault, suggestion=works) for fault in faults("memory_limit", value)]
+    if found or (np.ndim(value) == 0 and least <= value and 0 < value < math.inf):
+        return found
+    rule = f"must be finite and at least {least:g}" if least else "must be finite and more than 0"
+    return [Problem("memory_limit", value, rule, works)]
 
 
 def _no_choice(schedule: Schedule, name: str, value: float) -> Problem:
@@ -121,29 +177,28 @@ def _wrong_passes(passes: Passes) -> list[Problem]:
     return [
         problem
         for name, value in passes._asdict().items()
-        if value is not None
-        for problem in wrong_numbers(name, value, zero=name == "comm")
+        if value is not None or name != "pair"
+        for problem in wrong_numbers(name, value, zero=name == "comm", single=True)
     ]
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=32, typed=True)
 def _built(
     schedule: Schedule,
     stages: int,
     micro_batches: int,
-    options: tuple[tuple[str, Any], ...],
     passes: Passes | None,
+    *options: tuple[str, Any],
 ) -> Order:
-    arguments = {_ARGUMENTS.get(name, name): value for name, value in options}
+    arguments: dict[str, Any] = {_ARGUMENTS.get(name, name): value for name, value in options}
     if schedule.arrays and "group_size" not in arguments:
         return array_order(schedule.name, stages, micro_batches, arguments.get("chunks", schedule.chunks))
     if passes is not None:
+        raise_broken((), MAX_SEARCHED, stages=stages, micro_batches=micro_batches, chunks=schedule.chunks)
         shape = np.arange(schedule.chunks * stages).reshape(schedule.chunks, stages)
         arguments["times"] = Times.of_stages(shape, *passes)
     if "sequence_chunks" in schedule.options:
         arguments.setdefault("pieces", schedule.pieces)
-    if "limit" in arguments:  # a device of one chunk holds whole micro-batches
-        arguments["limit"] = math.floor(arguments["limit"])
     module, _, function = schedule.generator.partition(".")
     generator = getattr(import_module(f"telekit.pipeline.{module}"), function)
     lines, part = generator(stages, micro_batches, **arguments)
@@ -152,7 +207,7 @@ def _built(
 
 def get(name: str) -> Schedule:
     """Look a schedule up by its name, or raise an InputError that lists all."""
-    if name not in EVERY:
+    if not isinstance(name, str) or name not in EVERY:
         raise bad("schedule", name, "no such schedule", f"known: {', '.join(EVERY)}")
     return EVERY[name]
 
@@ -171,8 +226,23 @@ def closed_form(
     sequence_chunks: int | None = None,
     passes: Passes = EQUAL,
 ) -> float | None:
-    """Makespan by formula, None where there is none that is exact for these numbers; they are not checked."""
+    """Makespan by formula, None where there is none that is exact for these numbers.
+
+    Sizes must be whole and positive; a schedule's own rules are not checked.
+    """
     schedule = get(name)
+    problems = [
+        fault
+        for key, value in {
+            "stages": stages,
+            "micro_batches": micro_batches,
+            "chunks": _or(chunks, 1),
+            "sequence_chunks": _or(sequence_chunks, 1),
+        }.items()
+        for fault in no_count(key, value)
+    ]
+    if problems:
+        raise InputError(problems + _wrong_passes(passes))
     if group_size not in (None, stages) or schedule.formula is None:
         return None
     held, pieces = chunks or schedule.chunks, sequence_chunks or schedule.pieces

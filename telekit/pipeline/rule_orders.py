@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from time import monotonic
 
 from telekit.pipeline.case import ROUNDING, SAME, Case, Lines
 
@@ -39,11 +40,12 @@ class Rule:
     oldest: bool = False
 
 
-def by_rules(case: Case) -> list[Lines]:
+def by_rules(case: Case, most: float = math.inf, until: float = math.inf) -> list[Lines]:
     """Orders that the rules write, until one meets the case's bound.
 
     All leads and ranks are tried with one patience; then the best three with others. Leads are shares of the
-    parts still to come, as in the named schedules: 1/3 is V-Min's, 1 is 1F1B's, 2 ZB-H2's.
+    parts still to come, as in the named schedules: 1/3 is V-Min's, 1 is 1F1B's, 2 ZB-H2's. At least one order is
+    written, then up to ``most``, none after ``until`` on the monotonic clock.
     """
     tried: list[tuple[float, int, Rule, Lines]] = []
 
@@ -51,7 +53,7 @@ def by_rules(case: Case) -> list[Lines]:
         for rule in some:
             lines = Builder(case, rule).build()
             tried.append((case.makespan(lines), len(tried), rule, lines))
-            if tried[-1][0] <= case.bound * (1 + SAME):
+            if tried[-1][0] <= case.bound * (1 + SAME) or len(tried) >= most or monotonic() > until:
                 return True
         return False
 

@@ -10,7 +10,6 @@ backward (:func:`warm_up`). After that, forwards and backwards alternate.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -20,13 +19,13 @@ from numpy.typing import NDArray
 from telekit.errors import InputError, Problem, bad
 from telekit.layout.schedules import RULES, Holds
 from telekit.pipeline.order import BACKWARD, FORWARD, Order
-from telekit.pipeline.sizes import check_sizes
+from telekit.pipeline.sizes import Rule, broken
 
 Ints = NDArray[np.int64]
 
 SAPP = ("interleaved-sapp", "interleaved-sapp-less-memory")
 ORDERED = ("gpipe", "1f1b", "interleaved-1f1b", "seqsmartvpp", *SAPP)
-"""Schedules with an order here. ``seqsmartvpp`` with one chunk and one piece is 1F1B (MindSpore's seqpipe scheduler)."""
+"""Schedules with an order here. ``seqsmartvpp`` with one chunk and one piece is 1F1B (MindSpore's scheduler)."""
 
 SAPP_RULES: tuple[tuple[str, str, str, Holds], ...] = (
     (
@@ -48,10 +47,11 @@ SAPP_RULES: tuple[tuple[str, str, str, Holds], ...] = (
         lambda schedule, pp, vpp, m: (schedule != SAPP[1]) | (np.mod(m, pp) == 0),
     ),
 )
+_PAIR_OF_STAGES: Rule = ("stages", "interleaving needs at least 2 stages", lambda of: of["stages"] > 1)
 _FIELDS = {"pp": "stages", "vpp": "chunks", "micro_batch": "micro_batches"}
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=16, typed=True)
 def order(schedule: str, stages: int, micro_batches: int, chunks: int = 1) -> Order:
     """Order of a schedule; the same object for the same arguments, its arrays read-only.
 
@@ -153,31 +153,16 @@ def raise_broken(schedule: str, stages: int, micro_batches: int, chunks: int) ->
 
 
 def broken_rules(schedule: str, stages: int, micro_batches: int, chunks: int) -> list[Problem]:
-    """Every rule of the schedule that these numbers break, each with the nearest number that keeps it.
-
-    Sizes that are not whole, not positive, or too many to list are named alone.
-    """
+    """Every size that breaks a rule of the schedule, or cannot be used at all, each with a value that works."""
     sizes = {"stages": stages, "micro_batches": micro_batches, "chunks": chunks}
-    unusable = check_sizes(stages, micro_batches, chunks)
-    if unusable:
-        return unusable
-    problems = []
-    for _, name, text, holds in (*RULES, *SAPP_RULES):
-        if not holds(schedule, stages, chunks, micro_batches):
-            field = _FIELDS[name]
-            words = text.format(
-                schedule=schedule, pp=stages, twice_pp=2 * stages, vpp=chunks, micro_batches=micro_batches
-            )
-            problems.append(Problem(field, sizes[field], words, _nearest(schedule, field, sizes, holds)))
-    return problems
+    own = [_PAIR_OF_STAGES] if schedule in ("interleaved-1f1b", *SAPP) else []
+    return broken(sizes, own + [_rule(schedule, *rule) for rule in (*RULES, *SAPP_RULES)])
 
 
-def _nearest(schedule: str, field: str, sizes: dict[str, int], holds: Callable[..., Any]) -> str:
-    """Nearest value of ``field`` that keeps one rule, the other sizes as they are."""
-    value = sizes[field]
-    for distance in range(1, value + 2 * sizes["stages"] + 2):
-        for other in (value - distance, value + distance):
-            tried = sizes | {field: other}
-            if other >= 1 and holds(schedule, tried["stages"], tried["chunks"], tried["micro_batches"]):
-                return f"{field} {other} works"
-    return ""
+def _rule(schedule: str, _: str, field: str, text: str, holds: Holds) -> Rule:
+    """Read a rule of layouts as one of sizes."""
+    return (
+        _FIELDS[field],
+        text.replace("{schedule}", schedule),
+        lambda of: bool(holds(schedule, of["stages"], of["chunks"], of["micro_batches"])),
+    )

@@ -7,16 +7,19 @@ that went in.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
+from time import monotonic
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from telekit.errors import InputError, bad
 from telekit.pipeline.case import ROUNDING, SAME, Case, Lines, make_case
+from telekit.pipeline.numbers import numbers, wrong_numbers
 from telekit.pipeline.order import Order
 from telekit.pipeline.rule_orders import by_rules
 from telekit.pipeline.simulate import run
@@ -27,6 +30,7 @@ _OPERATIONS_TIMED = 400_000
 _FARTHEST_MOVE = 8
 _MEMORY = 10
 _ON_THE_WAY = 0.9
+_LEAST_S = 1e-3
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,7 @@ def best_order(
     comm: float = 0.0,
     cap: ArrayLike | None = None,
     effort: float = 1.0,
+    time_limit_s: float = 60.0,
 ) -> Found:
     """Best order that fits, over all placements that some named orders have.
 
@@ -77,8 +82,8 @@ def best_order(
         Between neighbouring parts on different devices.
     cap : float or array (stages,), optional
         Most micro-batches of a full stage that a device may hold.
-    effort : float
-        As in :func:`search`.
+    effort, time_limit_s : float
+        As in :func:`search`; the time is that of all placements together.
 
     Returns
     -------
@@ -92,8 +97,8 @@ def best_order(
     """
     found: list[Found] = []
     faults: list[InputError] = []
-    if not named:
-        raise bad("named", "nothing", "a search starts from at least one order", "1F1B's works")
+    until = _until(effort, time_limit_s)
+    _check_named(named, cap)
     groups: dict[tuple[int, ...], list[Order]] = {}
     for order in named:
         groups.setdefault((*order.part.shape, *order.part.ravel().tolist()), []).append(order)
@@ -103,12 +108,39 @@ def best_order(
         found += [_as_it_is(order, times) for order in group if _fits(order, times, cap)]
         if len(np.unique(part)) == part.size:
             try:
-                found.append(search(part, group[0].micro_batches, times, cap, named=group, effort=effort))
+                left = max(until - monotonic(), _LEAST_S)
+                size = group[0].micro_batches
+                found.append(search(part, size, times, cap, named=group, effort=effort, time_limit_s=left))
             except InputError as fault:
                 faults.append(fault)
     if not found:
         raise faults[0] if faults else bad("cap", cap, "no order fits", "a larger one works")
     return min(found, key=lambda one: (one.makespan, -one.bound))
+
+
+def _until(effort: float, time_limit_s: float) -> float:
+    """Check how long a search may take; the moment it ends on the monotonic clock."""
+    problems = [
+        *wrong_numbers("effort", effort, zero=True, single=True),
+        *wrong_numbers("time_limit_s", time_limit_s, single=True),
+    ]
+    if problems:
+        raise InputError(problems)
+    return monotonic() + time_limit_s
+
+
+def _check_named(named: Sequence[Order], cap: ArrayLike | None) -> None:
+    if not named:
+        raise bad("named", "nothing", "a search starts from at least one order", "1F1B's works")
+    sizes = sorted({(order.stages, order.micro_batches) for order in named})
+    if len(sizes) > 1:
+        stages, micro_batches = sizes[0]
+        rule = f"orders must be of the same stages and micro-batches, not {sizes}"
+        near = f"those of {stages} stages and {micro_batches} micro-batches work"
+        raise bad("named", [order.schedule for order in named], rule, near)
+    stages = sizes[0][0]
+    if cap is not None and numbers("cap", cap).shape not in ((), (1,), (stages,)):
+        raise bad("cap", cap, f"must be one number, or {stages}", "one number works")
 
 
 def _fits(order: Order, times: Times, cap: ArrayLike | None) -> bool:
@@ -129,8 +161,9 @@ def search(
     split: bool = True,
     named: Sequence[Order] = (),
     effort: float = 1.0,
+    time_limit_s: float = 60.0,
 ) -> Found:
-    """Best order found on one placement; the same for the same arguments.
+    """Best order found on one placement; the same for the same arguments, unless time runs out.
 
     Parameters
     ----------
@@ -140,14 +173,17 @@ def search(
         Orders to start from as well; those that are not of this case or do not fit are left out.
     effort : float
         Share of the usual number of moves: 0 for the rules and the named orders alone.
+    time_limit_s : float
+        Wall time after which no further order is tried: the best so far comes back.
 
     Raises
     ------
     InputError
         As :func:`telekit.pipeline.case.make_case`.
     """
+    until = _until(effort, time_limit_s)
     case = make_case(part, micro_batches, times, cap, weight, split)
-    lines, start = searched(case, named, effort)
+    lines, start = searched(case, named, effort, until)
     makespan = case.makespan(lines)
     for order in named:
         known = case.lines(order)
@@ -158,9 +194,11 @@ def search(
     return Found(case.order("searched", lines), makespan, case.bound, start)
 
 
-def searched(case: Case, named: Sequence[Order] = (), effort: float = 1.0) -> tuple[Lines, str]:
+def searched(
+    case: Case, named: Sequence[Order] = (), effort: float = 1.0, until: float = math.inf
+) -> tuple[Lines, str]:
     """Best order of a case that was found, and what it came from."""
-    pool = [(case.makespan(lines), "rules", lines) for lines in by_rules(case)]
+    pool = [(case.makespan(lines), "rules", lines) for lines in by_rules(case, until=until)]
     for order in named:
         known = case.lines(order)
         if known is not None and case.fits(known):
@@ -173,12 +211,12 @@ def searched(case: Case, named: Sequence[Order] = (), effort: float = 1.0) -> tu
         if lines not in seen:
             seen.append(lines)
             tries = max(_OPERATIONS_TIMED // (_MENDED * len(case.duration)), 50)
-            mended = mend(case, lines, round(effort * tries))
+            mended = mend(case, lines, round(effort * tries), until)
             best = min(best, (case.makespan(mended), start, mended), key=lambda entry: entry[0])
     return best[2], best[1]
 
 
-def mend(case: Case, lines: Lines, tries: int) -> Lines:
+def mend(case: Case, lines: Lines, tries: int, until: float = math.inf) -> Lines:
     """Move operations of the longest way at random; ``tries`` orders are timed, the best comes back.
 
     A move is kept when it is no worse than now, or than some moves ago (late acceptance).
@@ -190,7 +228,7 @@ def mend(case: Case, lines: Lines, tries: int) -> Lines:
     best = now = max(end)
     before, best_lines, way = [now] * _MEMORY, lines, _longest_way(case, lines, end)
     for turn in range(tries):
-        if best <= case.bound * (1 + SAME):
+        if best <= case.bound * (1 + SAME) or monotonic() > until:
             break
         operation = chance.choice(way) if chance.random() < _ON_THE_WAY else chance.randrange(len(end))
         device = case.runs_on[operation]

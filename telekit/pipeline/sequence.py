@@ -25,8 +25,10 @@ from numpy.typing import NDArray
 
 from telekit.errors import InputError, Problem, bad
 from telekit.pipeline.interleaved import alternating, ring
+from telekit.pipeline.numbers import faults
 from telekit.pipeline.order import Ints, Op
 from telekit.pipeline.size_rules import Rule, raise_broken
+from telekit.pipeline.sizes import no_count
 
 EVEN_RULES: tuple[Rule, ...] = (
     ("stages", "seqsmartvpp needs an even number of stages", lambda of: of["stages"] % 2 == 0),
@@ -145,8 +147,11 @@ def even_pieces(seq_len: int, pieces: int, attention_share: float, multiple: int
         When pieces of at least one multiple do not fit, or ``seq_len`` is no multiple itself.
     """
     _check(pieces, attention_share)
-    if multiple < 1 or seq_len % multiple or seq_len < pieces * multiple:
-        fits = max(-(-max(seq_len, pieces * multiple) // max(multiple, 1)), 1) * max(multiple, 1)
+    counts = no_count("seq_len", seq_len) + no_count("multiple", multiple)
+    if counts:
+        raise InputError(counts)
+    if seq_len % multiple or seq_len < pieces * multiple:
+        fits = -(-max(seq_len, pieces * multiple) // multiple) * multiple
         rule = f"must be a multiple of {multiple}, and hold {pieces} pieces of at least that"
         raise bad("seq_len", seq_len, rule, f"seq_len {fits} works")
     a, time, units = attention_share, np.arange(1, pieces + 1) / pieces, seq_len // multiple
@@ -159,9 +164,10 @@ def even_pieces(seq_len: int, pieces: int, attention_share: float, multiple: int
 
 
 def _check(pieces: int, attention_share: float) -> None:
-    problems = []
-    if isinstance(pieces, bool) or not isinstance(pieces, int | np.integer) or pieces < 1:
-        problems.append(Problem("pieces", pieces, "must be a whole number of at least 1", "pieces 1 works"))
+    problems = no_count("pieces", pieces)
+    unread = faults("attention_share", attention_share)
+    if unread:
+        raise InputError(problems + unread)
     if not 0 <= attention_share <= 1:
         near = "1 works" if attention_share > 1 else "0 works"
         problems.append(Problem("attention_share", attention_share, "must be from 0 to 1", near))

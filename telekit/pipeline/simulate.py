@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from telekit.errors import InputError, Problem
 from telekit.pipeline.closed_form import gpipe_time_s
 from telekit.pipeline.lattice import LATTICED, lattice, lattice_makespan
+from telekit.pipeline.numbers import numbers, wrong_numbers
 from telekit.pipeline.order import BACKWARD, FORWARD, INPUT, KIND_NAMES, PAIR, WEIGHT, Order
 from telekit.pipeline.order import dependencies as dependencies  # of old, this module's
 from telekit.pipeline.schedules import order, raise_broken
@@ -31,7 +32,7 @@ Ints = NDArray[np.int64]
 class Simulation:
     """One schedule, timed, with one or many duration sets: leading axes (...) of all that depends on time.
 
-    Bubbles are over all devices; which one is meant is always said.
+    Bubbles are over all devices; which one is meant is always said. Where nothing takes any time they are 0.
 
     Attributes
     ----------
@@ -83,12 +84,12 @@ class Simulation:
     @property
     def bubble_fraction(self) -> Any:
         """Idle time over all time: ``1 - busy / (stages * makespan)``."""
-        return (1.0 - self.busy_s.mean(axis=-1) / self.makespan_s)[()]
+        return (1.0 - _share(self.busy_s.mean(axis=-1), self.makespan_s))[()]
 
     @property
     def bubble_fraction_of_ideal(self) -> Any:
         """Idle time over busy time (SAPP's bubble, and Megatron-LM's ``(p - 1) / m``)."""
-        return (self.makespan_s / self.busy_s.mean(axis=-1) - 1.0)[()]
+        return (_share(self.makespan_s, self.busy_s.mean(axis=-1)) - 1.0)[()]
 
     @property
     def bubble_fraction_of_span(self) -> Any:
@@ -98,7 +99,7 @@ class Simulation:
         span = self.end_s[..., first[1:] - 1] - begin
         longest = np.argmax(span, axis=-1)[..., None]
         busy, span = (np.take_along_axis(x, longest, axis=-1)[..., 0] for x in (self.busy_s, span))
-        return (1.0 - busy / span)[()]
+        return (1.0 - _share(busy, span))[()]
 
     @property
     def peak_in_flight(self) -> Ints:
@@ -107,8 +108,9 @@ class Simulation:
         Shape (chunks, stages). Held from the start of the forward to the end of the backward, or of its
         weight half. The chunks of a stage need not peak together: :meth:`peak_held` knows.
         """
-        held, _ = _held(self.order)
-        return np.asarray(np.maximum.reduceat(held, 2 * self.order.first[:-1], axis=1))
+        begin = 2 * self.order.first[:-1]
+        chunks = range(self.order.chunks)
+        return np.stack([np.maximum.reduceat(_held(self.order, chunk)[0], begin) for chunk in chunks])
 
     @property
     def peak_activations(self) -> Floats:
@@ -205,40 +207,45 @@ def _durations(order: Order, times: Times) -> tuple[Floats, Ints | None]:
     return times.durations(order, one), row
 
 
-def _held(order: Order) -> tuple[Ints, Ints]:
-    """Count micro-batches (or pieces) on each chunk after each start and each end, in turn.
+def _share(part: Any, whole: Any) -> Any:
+    """Ratio of two times, 1 where both are 0."""
+    nothing = np.asarray(whole) == 0
+    return np.where(nothing, 1.0, part / np.where(nothing, 1.0, whole))
 
-    Two arrays (chunks, 2 * operations): with all activations held, and with what the weight half needs.
+
+def _held(order: Order, chunk: int) -> tuple[Ints, Ints]:
+    """Count micro-batches (or pieces) on one chunk of each device after each start and each end, in turn.
+
+    Two arrays (2 * operations,): with all activations held, and with what the weight half needs.
     """
-    held, rest = np.zeros((2, order.chunks, order.kind.size, 2), dtype=np.int64)
-    for kinds, chunk, edge, change, waits in (
+    held, rest = np.zeros((2, order.kind.size, 2), dtype=np.int64)
+    for kinds, column, edge, change, waits in (
         ((FORWARD, PAIR), order.chunk, 0, 1, 0),
         ((BACKWARD,), order.chunk, 1, -1, 0),
         ((INPUT,), order.chunk, 1, -1, 1),
         ((WEIGHT,), order.chunk, 1, 0, -1),
         ((PAIR,), order.other_chunk, 1, -1, 0),
     ):
-        here = np.flatnonzero(np.isin(order.kind, kinds))
-        if chunk is not None and here.size:
-            held[chunk[here], here, edge] += change
-            rest[chunk[here], here, edge] += waits
-    size = (order.chunks, -1)
-    return held.reshape(size).cumsum(axis=1), rest.reshape(size).cumsum(axis=1)
+        if column is not None:
+            here = np.isin(order.kind, kinds) & (column == chunk)
+            held[here, edge] += change
+            rest[here, edge] += waits
+    return held.reshape(-1).cumsum(), rest.reshape(-1).cumsum()
 
 
 def _weighed(order: Order, weight: ArrayLike, for_weights: ArrayLike | None) -> Floats:
     """Weigh what each device holds after each start and each end, in turn, shape (2 * operations,)."""
-    full = np.asarray(weight, dtype=np.float64)
-    later = full if for_weights is None else np.asarray(for_weights, dtype=np.float64)
+    full = numbers("weight", weight)
+    later = full if for_weights is None else numbers("for_weights", for_weights)
     for name, values in (("weight", full), ("for_weights", later)):
         if values.shape != order.part.shape:
             rule = f"must have shape (chunks, stages) = {order.part.shape}"
             raise InputError([Problem(name, values.shape, rule, f"{order.part.shape} works")])
     device = np.repeat(order.device, 2)
     total = np.zeros(device.size)
-    for counts, each in zip(_held(order), (full, later), strict=True):
-        for chunk in range(order.chunks):
-            total += counts[chunk] * each[chunk, device]
+    for chunk in range(order.chunks):
+        for counts, each in zip(_held(order, chunk), (full, later), strict=True):
+            total += counts * each[chunk, device]
     return total / order.pieces
 
 
@@ -321,18 +328,15 @@ def makespan(
 
 def checked_times(forward_s: ArrayLike, backward_s: ArrayLike, comm_s: float) -> tuple[Floats, Floats]:
     """Return times as arrays of one shape (..., chunks, stages), finite and not negative, or raise."""
-    forward, backward = np.asarray(forward_s, dtype=np.float64), np.asarray(backward_s, dtype=np.float64)
+    forward, backward = numbers("forward_s", forward_s), numbers("backward_s", backward_s)
     problems = []
     if forward.ndim < 2 or forward.shape[-1] < 1 or forward.shape[-2] < 1:
         problems.append(Problem("forward_s", forward.shape, "its shape must end in (chunks, stages)"))
     if forward.shape != backward.shape:
         problems.append(Problem("backward_s", backward.shape, f"must have forward_s's shape {forward.shape}"))
-    for name, values in (("forward_s", forward), ("backward_s", backward), ("comm_s", np.asarray(comm_s))):
-        wrong = ~(np.isfinite(values) & (values >= 0))
-        if wrong.any():
-            problems.append(
-                Problem(name, float(values[wrong][0]), "times are finite and not negative", "0 works")
-            )
+    for name, values in (("forward_s", forward), ("backward_s", backward)):
+        problems += wrong_numbers(name, values, zero=True)
+    problems += wrong_numbers("comm_s", comm_s, zero=True, single=True)
     if problems:
         raise InputError(problems)
     return forward, backward

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from telekit.errors import bad
+from telekit.errors import InputError
 from telekit.pipeline.order import PAIR, WEIGHT, Order
-from telekit.pipeline.registry import EQUAL, Passes, build, closed_form, get, times
+from telekit.pipeline.registry import EQUAL, Passes, build, closed_form, get, times, wrong_limit
 from telekit.pipeline.simulate import Simulation, run
+from telekit.pipeline.zero_bubble import WEIGHT_SHARE_OF_PAPER
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,8 @@ class Summary:
         Makespan by formula, None where no formula is exact.
     memory_limit : float or None
         Most micro-batches of a full stage that a device may hold.
+    weight_share : float
+        What of a micro-batch's activations the order was made to count between the halves of a backward.
     assumptions : tuple of str
         What was taken for granted.
     """
@@ -36,6 +38,7 @@ class Summary:
     passes: Passes
     closed_form: float | None
     memory_limit: float | None
+    weight_share: float
     assumptions: tuple[str, ...]
 
     @property
@@ -43,6 +46,14 @@ class Summary:
         """Whether no device holds more than the limit."""
         peak = float(self.simulation.peak_activations.max())
         return self.memory_limit is None or peak <= self.memory_limit * (1 + 1e-9)
+
+    @property
+    def peak_activations_counted(self) -> list[float]:
+        """Peaks as the order was made to count them: with ``weight_share`` between the halves of a backward."""
+        order = self.simulation.order
+        full = np.full(order.part.shape, order.stages / order.parts)
+        held: list[float] = self.simulation.peak_held(full, self.weight_share * full).tolist()
+        return held
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON; times in the unit they were given in."""
@@ -59,6 +70,8 @@ class Summary:
             "bubble_fraction_of_span": float(found.bubble_fraction_of_span),
             "busy": found.busy_s.tolist(),
             "peak_activations": found.peak_activations.tolist(),
+            "weight_share": self.weight_share,
+            "peak_activations_counted": self.peak_activations_counted,
             "closed_form": self.closed_form,
             "memory_limit": self.memory_limit,
             "fits": self.fits,
@@ -76,6 +89,8 @@ class Summary:
             "idle / longest span of a device": f"{found.bubble_fraction_of_span:.2%}",
             "activations held, in micro-batches": " ".join(f"{x:.4g}" for x in found.peak_activations),
         }
+        if self.weight_share < 1:
+            rows["  as its paper counts them"] = " ".join(f"{x:.4g}" for x in self.peak_activations_counted)
         if not self.fits:
             rows["memory limit"] = f"{self.memory_limit:g}: DOES NOT FIT"
         head = f"{order.schedule}: {order.stages} stages, {order.micro_batches} micro-batches"
@@ -107,14 +122,33 @@ def summarize(
     InputError
         As :func:`~telekit.pipeline.registry.build`; for a limit that is not positive.
     """
-    if memory_limit is not None and not 0 < memory_limit < math.inf:
-        raise bad("memory_limit", memory_limit, "must be finite and more than 0", f"{stages} works")
     schedule = get(name)
+    problems = [] if memory_limit is None else wrong_limit(memory_limit)
+    if problems:
+        raise InputError(problems)
     searched_for = memory_limit if "memory_limit" in schedule.options else None
     order = build(name, stages, micro_batches, chunks, group_size, sequence_chunks, searched_for, passes)
     formula = closed_form(name, stages, micro_batches, chunks, group_size, sequence_chunks, passes)
     found = run(order, times(order, passes))
-    return Summary(found, passes, formula, memory_limit, tuple(_assumptions(order, passes)))
+    share = WEIGHT_SHARE_OF_PAPER if name == "zb-2p" and memory_limit is None else 1.0
+    said = [*_assumptions(order, passes), *_counting(name, stages, memory_limit)]
+    return Summary(found, passes, formula, memory_limit, share, tuple(said))
+
+
+def _counting(name: str, stages: int, memory_limit: float | None) -> list[str]:
+    """Say what the search of zb-2p counted: it is not the same with and without a limit."""
+    if name != "zb-2p":
+        return []
+    share = f"{WEIGHT_SHARE_OF_PAPER:.4g} (32/74)"
+    if memory_limit is None:
+        return [
+            f"Made for at most {2 * stages} micro-batches held as zb-2p's paper counts them: {share} of the "
+            "activations stay between the two halves of the backward. In full, more may be held."
+        ]
+    return [
+        f"Made under the limit in full; without one, zb-2p counts as its paper does, {share} between the two halves "
+        "of the backward: it may then run another order, with less idle time."
+    ]
 
 
 def _assumptions(order: Order, passes: Passes) -> list[str]:

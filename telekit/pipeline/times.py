@@ -9,12 +9,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from telekit.errors import Problem
+from telekit.pipeline.numbers import faults, numbers, wrong_numbers
 from telekit.pipeline.order import BACKWARD, FORWARD, INPUT, PAIR, WEIGHT, Ints, Order
 
 Floats = NDArray[np.float64]
 
 MAX_TIMES = 2**27
 """Most operations times duration sets that are timed at once: 1 GiB of end times."""
+
+SHARES_SUM = 1e-9
+"""How far shares of pieces may sum from 1: rounding."""
 
 _Passes = tuple[Ints, Ints, Ints]
 """Micro-batch, chunk and device of each."""
@@ -87,13 +91,15 @@ class Times:
         """
         share = part.shape[1] / (int(part.max()) + 1)
 
-        def chunks(values: ArrayLike) -> Floats:
-            each = np.atleast_1d(np.asarray(values, dtype=np.float64))[..., None, :] * share
+        def chunks(name: str, values: ArrayLike) -> Floats:
+            each = np.atleast_1d(numbers(name, values))[..., None, :] * share
             stages = part.shape[1] if each.shape[-1] == 1 else each.shape[-1]
             return np.broadcast_to(each, (*each.shape[:-2], part.shape[0], stages))
 
-        both = None if pair is None else chunks(pair)
-        return cls(chunks(forward), chunks(backward_input), chunks(backward_weight), both, comm)
+        both = None if pair is None else chunks("pair", pair)
+        halves = (forward, backward_input, backward_weight)
+        first, second, third = (chunks(*half) for half in zip(_HALVES, halves, strict=True))
+        return cls(first, second, third, both, comm)
 
     @property
     def sets(self) -> tuple[int, ...]:
@@ -173,6 +179,12 @@ class Times:
 
     def problems(self, order: Order) -> list[Problem]:
         """List everything that keeps these times from timing an order."""
+        given = self._passes() | {"comm": self.comm}
+        factors = {"micro_batch": self.micro_batch, "piece": self.piece}
+        given |= {name: values for name, values in factors.items() if values is not None}
+        unread = [fault for name, values in given.items() for fault in faults(name, values)]
+        if unread:
+            return unread
         shape = (order.micro_batches,) * self.by_micro_batch + (order.chunks, order.stages)
         names = "(..., micro_batches, chunks, stages)" if self.by_micro_batch else "(..., chunks, stages)"
         found = []
@@ -192,11 +204,22 @@ class Times:
                         Problem(name, np.shape(values), f"must have {length} entries", f"({length},) works")
                     )
                 found += wrong_numbers(name, values)
+        found += self._wrong_shares(order)
         if np.shape(self.comm)[-1:] not in ((), (1,), (order.parts - 1,)):
             rule = f"must be one number, or one for each of {order.parts - 1} boundaries between model parts"
             found.append(Problem("comm", np.shape(self.comm), rule, "one number works"))
         found += wrong_numbers("comm", self.comm, zero=True)
         return found or self._too_many(order)
+
+    def _wrong_shares(self, order: Order) -> list[Problem]:
+        """Shares of a whole sum to 1, for each micro-batch's time is given whole."""
+        if self.piece is None or np.shape(self.piece) != (order.pieces,):
+            return []
+        total = float(np.sum(np.asarray(self.piece, dtype=np.float64)))
+        if abs(total - 1) <= SHARES_SUM:
+            return []
+        rule = f"shares of a micro-batch's time must sum to 1, not {total:g}"
+        return [Problem("piece", self.piece, rule, f"{order.pieces} times {1 / order.pieces:g} works")]
 
     def _too_many(self, order: Order) -> list[Problem]:
         try:
@@ -213,15 +236,3 @@ class Times:
     def _passes(self) -> dict[str, Any]:
         names = (*_HALVES, "recompute") + ("pair",) * (self.pair is not None)
         return {name: getattr(self, name) for name in names}
-
-
-def wrong_numbers(name: str, values: ArrayLike, zero: bool = False) -> list[Problem]:
-    """Name the first entry that is no time: not finite, negative, or (unless ``zero``) zero."""
-    array = np.asarray(values, dtype=np.float64)
-    good = np.isfinite(array) & ((array >= 0) if zero else (array > 0))
-    if good.all():
-        return []
-    first = float(array[~good][0])
-    rule = "must be finite and not negative" if zero else "must be finite and more than 0"
-    near = abs(first) if np.isfinite(first) and first else 0.0 if zero else 1.0
-    return [Problem(name, first, rule, f"{near:g} works")]

@@ -17,7 +17,7 @@ import numpy as np
 
 from telekit.errors import InputError, Problem
 from telekit.pipeline.order import FORWARD, INPUT, WEIGHT, Ints, Op, Order
-from telekit.pipeline.sizes import check_sizes
+from telekit.pipeline.sizes import MAX_SEARCHED, check_sizes
 from telekit.pipeline.times import Times
 
 ROUNDING = 1e-9
@@ -89,7 +89,11 @@ def v_parts(stages: int) -> Ints:
 
 
 def make_work(
-    parts: Callable[[int], Ints], stages: int, micro_batches: int, times: Times | None = None
+    parts: Callable[[int], Ints],
+    stages: int,
+    micro_batches: int,
+    times: Times | None = None,
+    most: int = MAX_SEARCHED,
 ) -> Work:
     """Read durations out of ``times``; without any, each half takes 1 / chunks, and communication no time.
 
@@ -98,7 +102,7 @@ def make_work(
     InputError
         For sizes that are no counts, times that do not fit them, or more than one duration set.
     """
-    problems = check_sizes(stages, micro_batches, 1 if parts is line_parts else 2)
+    problems = check_sizes(stages, micro_batches, 1 if parts is line_parts else 2, most=most)
     if problems:
         raise InputError(problems)
     part = parts(stages)

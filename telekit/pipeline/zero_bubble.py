@@ -14,11 +14,17 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from telekit.errors import InputError, Problem
+from telekit.pipeline.case import make_case
+from telekit.pipeline.numbers import faults
 from telekit.pipeline.order import Ints, Op
 from telekit.pipeline.rounds import best_by_rounds
+from telekit.pipeline.rule_orders import by_rules
+from telekit.pipeline.sizes import MAX_LISTED
 from telekit.pipeline.times import Times
 from telekit.pipeline.writing import B, F, Pass, W, Work, Writer, line_parts, make_work
 
+_OPERATIONS_BY_RULES = 400_000
+"""Most operations of all rules' orders together, some seconds; one order is always written."""
 WEIGHT_SHARE_OF_PAPER = 32 / 74
 """Share of a layer's activations that W needs: ``32 s b h`` of ``s b h (34 + 5 a s / h)`` (arXiv 2401.10241,
 table 1), for its models with ``a s / h = 8``. With flash attention, which keeps no scores, it is 32 / 34."""
@@ -63,7 +69,8 @@ def zb_1p(
 ) -> tuple[list[list[Op]], Ints]:
     """ZB-1p: the shortest order found that holds no more micro-batches than there are stages.
 
-    Never longer than :func:`zb_h1`'s order, and than :func:`zb_h2`'s where that fits the limit. Of equally
+    Never longer than :func:`zb_h1`'s order, and than :func:`zb_h2`'s where that fits the limit; under a limit
+    below the number of stages also not than the rules of :mod:`telekit.pipeline.rule_orders`. Of equally
     long orders the one with the shorter spans is kept, then the one that holds less.
 
     Parameters
@@ -124,7 +131,7 @@ _Hand = Callable[[int, int], tuple[int, int]]
 
 
 def _by_hand(stages: int, micro_batches: int, hand: _Hand) -> tuple[list[list[Op]], Ints]:
-    writer = Writer(make_work(line_parts, stages, micro_batches), [micro_batches] * stages)
+    writer = Writer(make_work(line_parts, stages, micro_batches, most=MAX_LISTED), [micro_batches] * stages)
     writer.follow(_hand_lines(stages, micro_batches, hand))
     return writer.operations(), line_parts(stages)
 
@@ -152,12 +159,25 @@ def _searched(
     work = make_work(line_parts, stages, micro_batches, times)
     limits = _checked_limits(stages, limit, weight_share)
     known = [_hand_lines(stages, micro_batches, hand) for hand in (_h1, _h2)]
+    if min(limits) < min(stages, micro_batches):
+        known.append(_by_rules(stages, micro_batches, times, limits))
     best = best_by_rounds(work, limits, weight_share, _warm_ups(work, limits), known)
     return best.operations(), line_parts(stages)
 
 
+def _by_rules(stages: int, micro_batches: int, times: Times | None, limits: list[int]) -> list[list[Pass]]:
+    """Shortest of some rules' orders: rounds that fill 1F1B's warm-up run poorly where less may be held."""
+    one = np.ones((1, stages))
+    case = make_case(line_parts(stages), micro_batches, times or Times(one, one, one), limits)
+    best = min(by_rules(case, most=_OPERATIONS_BY_RULES / len(case.duration)), key=case.makespan)
+    return [[(*divmod(n // micro_batches, stages), n % micro_batches) for n in line] for line in best]
+
+
 def _checked_limits(stages: int, limit: int | Sequence[int], weight_share: float) -> list[int]:
     problems = []
+    unread = faults("limit", limit) + faults("weight_share", weight_share)
+    if unread:
+        raise InputError(unread)
     limits = np.atleast_1d(np.asarray(limit))
     if limits.shape not in ((1,), (stages,)):
         problems.append(

@@ -19,7 +19,7 @@ def test_causes_sum_to_the_idle_time_of_each_device(case):
         times,
         recompute=rng.random(found.part.shape),
         micro_batch=0.5 + rng.random((3, found.micro_batches)),
-        piece=0.1 + rng.random(found.pieces),
+        piece=rng.dirichlet(np.full(found.pieces, 5.0)),
     )
     timed = run(found, times)
     split = bubbles(timed)

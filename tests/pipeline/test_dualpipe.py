@@ -99,7 +99,7 @@ def test_dualpipe_is_symmetric():
         (dualpipe, 4, 6, "micro_batches", "2 * pp", "micro_batches 8 works"),
         (dualpipe, 4, 9, "micro_batches", "even", "micro_batches 8 works"),
         (dualpipe_v, 4, 7, "micro_batches", "2 * pp", "micro_batches 8 works"),
-        (dualpipe, 0, 8, "stages", "whole number", "stages 1 works"),
+        (dualpipe, 0, 8, "stages", "whole number", "stages 2 works"),
         (overlapped_1f1b, 4, 0, "micro_batches", "whole number", "micro_batches 1 works"),
     ],
 )

@@ -99,7 +99,7 @@ def test_describe_names_a_pass():
         ("gpipe", 4, 8, 3, "chunks", "one chunk", "chunks 1 works"),
         ("seqsmartvpp", 5, 8, 1, "stages", "even", "stages 4 works"),
         ("interleaved-sapp", 4, 3, 2, "micro_batches", "at least", "micro_batches 4 works"),
-        ("interleaved-sapp", 1, 3, 2, "chunks", "pp > 1", ""),
+        ("interleaved-sapp", 1, 3, 2, "stages", "2 stages", "stages 2 works"),
         (
             "interleaved-sapp-less-memory",
             4,
@@ -137,7 +137,7 @@ def test_numbers_a_schedule_forbids(schedule, p, m, v, field, rule, hint):
 
 def test_all_broken_rules_are_listed():
     fields = [problem.field for problem in broken_rules("seqsmartvpp", 5, 8, 2)]
-    assert fields == ["chunks", "stages"]
+    assert fields == ["stages", "chunks"]
     assert [problem.field for problem in broken_rules("1f1b", 0, -1, 1.5)] == [
         "stages",
         "micro_batches",

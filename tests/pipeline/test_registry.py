@@ -170,7 +170,7 @@ def test_the_same_order_for_the_same_arguments(name):
         (("dualpipe", 4, 6), ["micro_batches"], "micro_batches 8 works"),
         (("dualpipe", 4, 9), ["micro_batches"], "micro_batches 8 works"),
         (("dualpipe-v", 4, 6), ["micro_batches"], "micro_batches 8 works"),
-        (("zb-1p", 4, 8, None, None, None, 0.5), ["limit"], "works"),
+        (("zb-1p", 4, 8, None, None, None, 0.5), ["memory_limit"], "memory_limit 1 works"),
     ],
 )
 def test_what_a_schedule_forbids_is_named_with_a_near_value(arguments, fields, hint):
