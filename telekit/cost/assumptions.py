@@ -118,7 +118,8 @@ def assumptions(job: Job) -> tuple[str, ...]:
         )
     if layout.schedule == "seqsmartvpp":
         lines.append(
-            "seqsmartvpp is timed as 1f1b, which it is where the sequence is not cut; `telekit pipeline` times pieces and chunks"
+            "seqsmartvpp is timed as 1f1b, which it is where the sequence is not cut; `telekit pipeline` times "
+            "pieces and chunks"
         )
     if layout.schedule not in SIMULATED:
         lines.append(f"{layout.schedule}: time by its closed form, not by simulation")

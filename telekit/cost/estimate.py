@@ -101,7 +101,8 @@ def estimate(job: Job) -> Estimate:
     Returns
     -------
     Estimate
-        An invalid layout gives its ``problems``, what is to be known of it besides, and no times; one over capacity gives times and ``fits`` False.
+        An invalid layout gives its ``problems``, what is to be known of it besides, and no times; one over
+        capacity gives times and ``fits`` False.
     """
     problems = job.problems()
     capacity = float(job.cluster.device.memory_bytes)
