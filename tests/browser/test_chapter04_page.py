@@ -8,6 +8,7 @@ import statistics
 from pathlib import Path
 
 import pytest
+from pages import clean, drawn, redrawn
 
 from telekit.ui.known_schedules import Case, Standing, compare
 
@@ -26,49 +27,6 @@ CLOCK = """(panel) => {
         if (pressed !== null && --left === 0) window.latency.push(performance.now() - pressed);
     }).observe(figure, { attributes: true, attributeFilter: ['data-drawn'] });
 }"""
-
-
-@pytest.fixture(scope="module")
-def chapter(open_notebook):
-    """The chapter, run top to bottom."""
-    notebook = open_notebook(NAME, height=1300)
-    notebook.run_all()
-    return notebook
-
-
-@pytest.fixture
-def panel(chapter):
-    """Give a panel by its cell and title, scrolled into view (JupyterLab takes far cells out of the page)."""
-
-    def go(cell, title):
-        chapter.page.evaluate(
-            """(id) => { const notebook = window.jupyterapp.shell.currentWidget.content;
-                const at = notebook.widgets.findIndex(c => c.model.id === id);
-                notebook.activeCellIndex = at; return notebook.scrollToItem(at, 'start'); }""",
-            cell,
-        )
-        found = chapter.page.locator(".telekit-panel", has=chapter.page.locator("h4", has_text=title))
-        found.locator(".telekit-chart svg .mark-text text").first.wait_for()
-        return found
-
-    return go
-
-
-def drawn(panel):
-    """How often each chart of the panel was drawn."""
-    return [int(figure.get_attribute("data-drawn")) for figure in panel.locator(".telekit-chart").all()]
-
-
-def redrawn(chapter, panel, before):
-    """Wait until every chart of the panel is drawn anew."""
-    chapter.page.wait_for_function(
-        "([panel, n]) => [...panel.querySelectorAll('.telekit-chart')].every((f, i) => +f.dataset.drawn > n[i])",
-        arg=[panel.element_handle(), before],
-    )
-
-
-def clean(chapter) -> None:
-    assert chapter.errors() == [] and chapter.console == [] and chapter.outside == []
 
 
 def choose(chapter, panel, schedule):

@@ -8,6 +8,7 @@ import statistics
 from pathlib import Path
 
 import pytest
+from pages import clean
 
 pytestmark = pytest.mark.browser
 
@@ -43,10 +44,6 @@ def panels(chapter):
     )
     chapter.page.wait_for_selector(".telekit-panel .telekit-chart svg .mark-rect path")
     return chapter.page.locator(".telekit-panel")
-
-
-def clean(chapter) -> None:
-    assert chapter.errors() == [] and chapter.console == [] and chapter.outside == []
 
 
 def test_it_runs_from_top_to_bottom_without_an_error(chapter, panels):

@@ -77,7 +77,7 @@ def test_what_fits_is_what_the_simulation_holds(drawn_case, cap):
     lines = capped.lines(order)
     again = capped.order("again", lines)
     assert capped.fits(lines) == bool((run(again, times).peak_activations <= cap + 1e-9).all())
-    assert capped.bound >= case.bound
+    assert capped.bound >= case.bound * (1 - 1e-12)  # sums in another order
     assert chunks == 1 or capped.bound == case.bound
 
 
