@@ -188,8 +188,10 @@ def nemotron_nas(c: Config) -> Shapes:
 
     def layer(i: int, p: str) -> Shapes:
         attn, ffn, out = c["block_configs"][i]["attention"], c["block_configs"][i]["ffn"], {}
-        if attn.get("replace_with_linear") or ffn.get("replace_with_linear"):
-            raise NotImplementedError("blocks replaced by one linear layer")
+        replaced = attn.get("replace_with_linear") or ffn.get("replace_with_linear")
+        assert not replaced, (
+            "no published checkpoint has a block replaced by one linear layer; telekit refuses it"
+        )
         if not attn["no_op"]:
             w = Dims(h, d, heads * d, heads // attn["n_heads_in_group"] * d)
             out |= {**attention(f"{p}.self_attn", w, bias), **norm(f"{p}.input_layernorm", h)}

@@ -130,8 +130,9 @@ def bailing_linear(c: Config) -> Shapes:
 
     A group's last layer is grouped-query attention in bailing_moe_linear and latent attention in bailing_hybrid.
     """
-    if "short_conv_kernel_size" in c:
-        raise NotImplementedError("Ling 3.0's delta attention")
+    assert "short_conv_kernel_size" not in c, (
+        "Ling 3.0's delta attention: no public code was read; telekit refuses it"
+    )
     w, qk_norm, router_bias = bailing_block(c, True)
     bias, group, layers = opt(c, "use_bias", False), opt(c, "layer_group_size", 1), c["num_hidden_layers"]
     qkv_bias, latent = bias or opt(c, "use_qkv_bias", False), c["model_type"] == "bailing_hybrid"

@@ -319,10 +319,8 @@ def dots1(c: Config) -> Shapes:
 
 def pangu_pro_moe(c: Config) -> Shapes:
     """Pangu Pro MoE (vllm-ascend pangu_moe.py): a scale for each expert beside the router, biases in the attention."""
-    if any(
-        key in c for key in ("param_sink_number", "qk_nope_dim", "sandwich_norm", "router_enable_expert_bias")
-    ):
-        raise NotImplementedError("the second Pangu Pro MoE")
+    second = {"param_sink_number", "qk_nope_dim", "sandwich_norm", "router_enable_expert_bias"}
+    assert not second & set(c), "the second Pangu Pro MoE has another attention; telekit refuses it"
     w, n = dims({**c, "head_dim": None}, hidden=5120, heads=40, kv=8), opt(c, "num_experts", 64)
     f, shared = opt(c, "moe_intermediate_size", 1344), opt(c, "shared_expert_intermediate_size", 5376)
 

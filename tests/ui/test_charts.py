@@ -1,10 +1,10 @@
 """Charts: their rows say what the estimate says, and every name they draw has its colour."""
 
 import pytest
+from chart_checks import assert_draws
 
 from telekit.cost.estimate import estimate
 from telekit.ui import cases, charts, style
-from telekit.ui.live import Still, table_names
 from telekit.units import GIB
 
 RUNS = ("deepseek-v3-h800-2048", "telechat3-105b-910b-256", "llama-3.1-405b-h100-16384")
@@ -81,25 +81,5 @@ def test_a_layout_is_named_by_what_is_not_one():
     ],
 )
 def test_every_chart_draws_and_reads_only_columns_it_is_given(chart, rows, found):
-    import vl_convert
-
     tables = rows(found)
-    still = Still(chart, tables, "title")
-    assert "<path" in vl_convert.vegalite_to_svg(still.spec)
-    assert set(table_names(still.spec)) == set(tables)
-    columns = {column for table in tables.values() for row in table for column in row}
-    assert set(fields(still.spec)) <= columns
-    assert still.spec["description"]
-
-
-def fields(spec):
-    """Fields that the encodings of a specification read."""
-    if isinstance(spec, dict):
-        for key, value in spec.items():
-            if key == "field" and isinstance(value, str):
-                yield value
-            elif key != "datasets":
-                yield from fields(value)
-    elif isinstance(spec, list):
-        for value in spec:
-            yield from fields(value)
+    assert_draws(chart, tables)
