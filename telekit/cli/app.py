@@ -10,6 +10,8 @@ from typing import Annotated
 import typer
 
 from telekit.cli.catalog import clusters, count, models
+from telekit.cli.communication import comm, fit_links
+from telekit.cli.experts import dispatch
 from telekit.cli.jobs import estimate, plan
 from telekit.cli.pipelines import balance, pipeline
 from telekit.errors import TelekitError
@@ -70,5 +72,16 @@ def lab(
     )
 
 
-for command in (models, clusters, count, estimate, plan, balance, pipeline):
+for command in (
+    models,
+    clusters,
+    count,
+    estimate,
+    plan,
+    balance,
+    pipeline,
+    comm,
+    fit_links,
+    dispatch,
+):
     app.command()(command)

@@ -18,6 +18,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from telekit import catalog
+from telekit.cluster.curves import MEASURED, Curve
+from telekit.cluster.ports import Ports, check_bandwidth, with_bandwidth
 from telekit.documents import read_document
 from telekit.errors import InputError, Problem, bad, from_pydantic
 from telekit.model.attention import Frozen
@@ -125,6 +127,12 @@ class LinkTier(Sourced):
         Time of a step of a collective that carries no bytes.
     efficiency : float
         Fraction of the bandwidth that collectives of 64 MiB and more reach.
+    half_bytes : float
+        Message that reaches half of that rate: x bytes go at x / (x + half_bytes) of it.
+    ports : Ports or None
+        The network card behind it; then the bandwidth may be left out, and must agree where it is said.
+    curves : dict of str to Curve
+        By collective: its time among ranks that lie inside this tier, where it was measured or derived.
     sources : dict of str to Provenance
         By field, where it does not come from the device's ``source``.
     """
@@ -134,6 +142,37 @@ class LinkTier(Sourced):
     bandwidth_bytes_per_s: Positive
     latency_s: Latency
     efficiency: Fraction
+    half_bytes: Annotated[float, Field(ge=0, le=2**40, allow_inf_nan=False)] = 0.0
+    ports: Ports | None = None
+    curves: dict[str, Curve] = Field(default_factory=dict)
+
+    @property
+    def rate_bytes_per_s(self) -> float:
+        """What a device sends in a large message, one way."""
+        return self.bandwidth_bytes_per_s * self.efficiency
+
+    @property
+    def message_s(self) -> float:
+        """What every message costs besides its bytes over the rate: latency, and the way up to saturation."""
+        return self.latency_s + self.half_bytes / self.rate_bytes_per_s
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bandwidth_of_ports(cls, record: Any) -> Any:
+        return with_bandwidth(record)
+
+    @model_validator(mode="after")
+    def _ports_agree(self) -> LinkTier:
+        if self.ports is not None:
+            check_bandwidth(self.bandwidth_bytes_per_s, self.ports)
+        return self
+
+    @model_validator(mode="after")
+    def _curves_name_collectives(self) -> LinkTier:
+        unknown = sorted(set(self.curves) - set(MEASURED))
+        if unknown:
+            raise bad("curves", ", ".join(unknown), "no such collective", f"known: {', '.join(MEASURED)}")
+        return self
 
 
 class ClusterConfig(Frozen):

@@ -1,9 +1,12 @@
-"""Alpha-beta time of collectives over links in tiers, elementwise over layouts.
+"""Time of collectives over links in tiers, elementwise over layouts: what the cost models ask.
 
-A group is ``ranks`` devices that lie ``stride`` apart. On each tier it has so many ranks within reach; ring collectives
-(all-gather, reduce-scatter, all-reduce) are limited by the slowest tier, where all ranks inside one unit of that tier
-drive their own links side by side; all-to-all sends each peer its share over the tier that reaches it. Latency is paid
-once a step of a hierarchical ring. Sources: nccl-tests PERFORMANCE.md for the factors, the cluster's record for links.
+A group is ``ranks`` devices that lie ``stride`` apart. Inside a tier that has a measured curve the curve answers. Over
+several tiers, and where there is none, ring collectives (all-gather, reduce-scatter, all-reduce) are limited by the
+slowest tier, where all ranks inside one unit of that tier drive their own links side by side (the groups beside this
+one drive theirs); all-to-all sends each peer its share over the tier that reaches it. The bytes are the ring's, which
+libraries take for large buffers; the latency is that of one ring a tier, since for small ones they do not walk a ring
+through all ranks. :mod:`telekit.comm.algorithms` tells the algorithms apart. Sources: nccl-tests PERFORMANCE.md for the
+factors, the cluster's record for links.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from telekit.cluster.config import ClusterConfig, LinkTier
+from telekit.comm.routing import distinct_uniform
 from telekit.errors import bad
 
 RING_PASSES = {"all-gather": 1.0, "reduce-scatter": 1.0, "broadcast": 1.0, "all-reduce": 2.0}
@@ -32,7 +36,13 @@ def within_reach(tier: LinkTier, ranks: Any, stride: Any) -> Any:
 
 
 def collective_time_s(
-    op: str, size_bytes: Any, ranks: Any, stride: Any, cluster: ClusterConfig, fan_out: int = 1
+    op: str,
+    size_bytes: Any,
+    ranks: Any,
+    stride: Any,
+    cluster: ClusterConfig,
+    fan_out: int = 1,
+    experts: int = 1,
 ) -> Any:
     """Time of one collective.
 
@@ -48,8 +58,8 @@ def collective_time_s(
         Group size, and distance between neighbours in ranks.
     cluster : ClusterConfig
         Links.
-    fan_out : int
-        Experts a token visits, for ``dedup-all-to-all``.
+    fan_out, experts : int
+        Experts a token visits, and experts there are, for ``dedup-all-to-all``; routing is uniform.
 
     Returns
     -------
@@ -59,32 +69,56 @@ def collective_time_s(
     Raises
     ------
     InputError
-        For a collective with no such name.
+        For a collective with no such name, and more experts visited than there are.
     """
     if op not in COLLECTIVES:
         raise bad("op", op, "no such collective", f"known: {', '.join(COLLECTIVES)}")
     if op == "send-recv":
         return _send_recv_s(size_bytes, ranks, stride, cluster)
     if op in RING_PASSES:
-        return RING_PASSES[op] * _ring_s(size_bytes, ranks, stride, cluster)
-    return _all_to_all_s(size_bytes, ranks, stride, cluster, fan_out if op == "dedup-all-to-all" else 0)
+        return _ring_s(op, size_bytes, ranks, stride, cluster)
+    if op == "dedup-all-to-all" and not 1 <= fan_out <= experts:
+        raise bad("fan_out", fan_out, f"a token visits from 1 to all {experts} experts", "give experts too")
+    visits = (fan_out, experts) if op == "dedup-all-to-all" else (0, 0)
+    return _all_to_all_s(op, size_bytes, ranks, stride, cluster, *visits)
 
 
-def _ring_s(size_bytes: Any, ranks: Any, stride: Any, cluster: ClusterConfig) -> Any:
+def _ring_s(op: str, size_bytes: Any, ranks: Any, stride: Any, cluster: ClusterConfig) -> Any:
     inner: Any = 1.0
     latency: Any = 0.0
     transfer: Any = 0.0
-    for tier in cluster.tiers:
+    passes, share = RING_PASSES[op], (ranks - 1.0) / ranks
+    for depth, tier in enumerate(cluster.tiers):
         reach = within_reach(tier, ranks, stride)
-        crosses = reach > inner
-        rate = tier.bandwidth_bytes_per_s * tier.efficiency * inner
-        transfer = np.maximum(transfer, np.where(crosses, size_bytes / rate, 0.0))
-        latency = latency + np.where(crosses, (np.ceil(reach / inner) - 1.0) * tier.latency_s, 0.0)
+        steps = passes * (np.ceil(reach / inner) - 1.0) * tier.message_s
+        moved = passes * share * size_bytes / (tier.rate_bytes_per_s * inner)
+        if op in tier.curves:  # a rank's own link carries what the whole group makes it send
+            same = 1.0 if op == "broadcast" else share * reach / np.maximum(reach - 1.0, 1.0)
+            steps, moved = _measured(cluster, depth, op, size_bytes * same, inner, reach, (steps, moved))
+        latency = latency + np.where(reach > inner, steps, 0.0)
+        transfer = np.maximum(transfer, np.where(reach > inner, moved, 0.0))
         inner = reach
-    return transfer * (ranks - 1.0) / ranks + latency
+    return transfer + latency
 
 
-def _all_to_all_s(size_bytes: Any, ranks: Any, stride: Any, cluster: ClusterConfig, fan_out: int) -> Any:
+def _measured(
+    cluster: ClusterConfig,
+    depth: int,
+    op: str,
+    size_bytes: Any,
+    inner: Any,
+    reach: Any,
+    plain: tuple[Any, Any],
+) -> tuple[Any, Any]:
+    """Latency and time of the bytes by a tier's curve, which was measured on whole units of the tier below."""
+    whole = True if depth == 0 else inner >= (cluster.tiers[depth - 1].devices or np.inf)
+    time = cluster.tiers[depth].curves[op].time_s(op, size_bytes, reach)
+    return np.where(whole, 0.0, plain[0]), np.where(whole, time, plain[1])
+
+
+def _all_to_all_s(
+    op: str, size_bytes: Any, ranks: Any, stride: Any, cluster: ClusterConfig, fan_out: int, experts: int
+) -> Any:
     inner: Any = 1.0
     latency: Any = 0.0
     transfer: Any = 0.0
@@ -92,29 +126,28 @@ def _all_to_all_s(size_bytes: Any, ranks: Any, stride: Any, cluster: ClusterConf
         reach = within_reach(tier, ranks, stride)
         share = (reach - inner) / ranks
         if fan_out and depth:
-            share = _distinct_units(reach / inner, ranks / inner, fan_out) / fan_out
+            units = ranks / inner  # a token visits so many of them; only those within reach use this tier
+            visited = distinct_uniform(units, experts, fan_out)
+            share = visited * (reach / inner - 1.0) / units / fan_out
         elif fan_out:  # copies that arrive once at a node are handed on inside it
             share = (reach - 1.0) / reach
-        crosses = reach > inner
-        rate = tier.bandwidth_bytes_per_s * tier.efficiency
-        transfer = np.maximum(transfer, np.where(crosses, size_bytes * share / rate, 0.0))
-        latency = latency + np.where(crosses, tier.latency_s, 0.0)
+        steps, moved = tier.message_s, size_bytes * share / tier.rate_bytes_per_s
+        if op in tier.curves:
+            plain = (steps, moved)
+            steps, moved = _measured(cluster, depth, op, size_bytes * reach / ranks, inner, reach, plain)
+        latency = latency + np.where(reach > inner, steps, 0.0)
+        transfer = np.maximum(transfer, np.where(reach > inner, moved, 0.0))
         inner = reach
     return transfer + latency
-
-
-def _distinct_units(reached: Any, units: Any, fan_out: int) -> Any:
-    """Mean number of other units (nodes) that hold one of ``fan_out`` experts drawn uniformly.
-
-    Drawn with repetition, which is at most 2 % below drawing distinct ones at 128 experts and more).
-    """
-    return (reached - 1.0) * (1.0 - (1.0 - 1.0 / units) ** fan_out)
 
 
 def _send_recv_s(size_bytes: Any, ranks: Any, stride: Any, cluster: ClusterConfig) -> Any:
     """Time of the slowest of the hops between neighbours: some hop crosses a unit that does not hold them all."""
     time: Any = 0.0
     for tier in reversed(cluster.tiers):
-        mine = tier.latency_s + size_bytes / (tier.bandwidth_bytes_per_s * tier.efficiency)
+        curve = tier.curves.get("send-recv")
+        mine = tier.message_s + size_bytes / tier.rate_bytes_per_s
+        if curve is not None:
+            mine = curve.time_s("send-recv", size_bytes, 2.0)
         time = mine if tier.devices is None else np.where(ranks * stride <= tier.devices, mine, time)
     return time

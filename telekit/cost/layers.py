@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from telekit.cluster.config import ClusterConfig
-from telekit.comm.collectives import collective_time_s
+from telekit.comm.transfers import group as layout_group
+from telekit.comm.transfers import transfer_s
 from telekit.layout.stages import OPTIONS
 from telekit.model.config import LayerKind, ModelConfig
 from telekit.operators.efficiency import times_s
@@ -22,11 +23,19 @@ from telekit.operators.layer import (
     layer_operators,
     mtp_operators,
 )
-from telekit.operators.transfers import Transfer, embedding_transfers, head_transfers, layer_transfers
+from telekit.operators.transfers import (
+    EXPERT_GROUPS,
+    Transfer,
+    embedding_transfers,
+    head_transfers,
+    layer_transfers,
+)
 from telekit.training.config import TrainConfig
 
 CATEGORIES = ("compute", "recompute", "tp_comm", "cp_comm", "ep_comm")
-GROUP_CATEGORY = {"tp": "tp_comm", "etp": "tp_comm", "cp": "cp_comm", "ep": "ep_comm"}
+GROUP_CATEGORY = {"tp": "tp_comm", "etp": "tp_comm", "cp": "cp_comm"} | dict.fromkeys(
+    EXPERT_GROUPS, "ep_comm"
+)
 
 
 @dataclass(frozen=True)
@@ -76,31 +85,14 @@ class Site:
 
 
 def group(site: Site, name: str) -> tuple[Any, Any]:
-    """Ranks and stride of a group, in Megatron-Core's order of ranks (tp, cp, dp, pp; experts etp, ep, edp, pp)."""
-    x = site.layout
-    return {
-        "tp": (x.tp, 1),
-        "cp": (x.cp, x.tp),
-        "dp": (x.dp * x.cp, x.tp),
-        "etp": (x.etp, 1),
-        "ep": (x.ep, x.etp),
-        "edp": (x.edp, x.etp * x.ep),
-        "pp": (x.pp, x.tp * x.cp * x.dp),
-    }[name]
-
-
-def transfer_s(transfer: Transfer, site: Site, fan_out: int) -> Any:
-    """Time of one call."""
-    ranks, stride = group(site, transfer.group)
-    time = collective_time_s(transfer.op, transfer.size_bytes, ranks, stride, site.cluster, fan_out)
-    return np.where(np.asarray(ranks) > 1, time, 0.0)
+    """Ranks and stride of a group of the site's layout."""
+    return layout_group(site.layout, name)
 
 
 def _passes(
     operators: Iterable[Operator],
     transfers: Iterable[Transfer],
     site: Site,
-    fan_out: int,
     only: frozenset[str] | None = None,
 ) -> tuple[Pass, Pass]:
     """Forward and backward pass; ``only`` keeps what belongs to one of these recompute modules."""
@@ -119,7 +111,7 @@ def _passes(
     for item in transfers:
         if only is not None and only.isdisjoint(item.modules):
             continue
-        once = transfer_s(item, site, fan_out)
+        once = transfer_s(item, site.layout, site.cluster)
         cover_f, cover_b = hidden.get(item.behind, (0.0, 0.0))
         key = GROUP_CATEGORY[item.group]
         forward[key] = forward.get(key, 0.0) + np.maximum(once * item.forward_calls - cover_f, 0.0)
@@ -139,10 +131,9 @@ def layer_cost(kind: LayerKind, site: Site) -> LayerCost:
     """Cost of one transformer block on one device, for one micro-batch."""
     operators = layer_operators(site.model, kind, site.train, site.layout)
     transfers = layer_transfers(site.model, kind, site.train, site.layout)
-    fan_out = kind.mlp.top_k if kind.mlp.kind == "moe" else 0
-    forward, backward = (_overlap_experts(p, site) for p in _passes(operators, transfers, site, fan_out))
+    forward, backward = (_overlap_experts(p, site) for p in _passes(operators, transfers, site))
     modules = frozenset(site.layout.recompute_modules)
-    again, _ = _passes(operators, transfers, site, fan_out, only=modules)
+    again, _ = _passes(operators, transfers, site, only=modules)
     again = _overlap_experts(again, site)
     nothing = 0.0 * Shapes.of(site.model, site.train, site.layout).tokens  # in the shape of the layout
     everything = sum((op.saved_bytes + op.held_bytes for op in operators), nothing)
@@ -177,7 +168,7 @@ def end_costs(site: Site) -> tuple[LayerCost, LayerCost]:
     if train.mtp and model.mtp_layers:
         last = model.mtp_block
         transfers = (*layer_transfers(model, last, train, layout), *head_transfers(model, train, layout))
-        module = _plain(mtp_operators(model, train, layout), transfers, site, last)
+        module = _plain(mtp_operators(model, train, layout), transfers, site)
         for _ in range(model.mtp_layers):
             head = _joined(head, module)
     return embedding, head
@@ -187,10 +178,8 @@ def _plain(
     operators: tuple[Operator, ...],
     transfers: tuple[Transfer, ...],
     site: Site,
-    kind: LayerKind | None = None,
 ) -> LayerCost:
-    fan_out = kind.mlp.top_k if kind and kind.mlp.kind == "moe" else 0
-    forward, backward = (_overlap_experts(p, site) for p in _passes(operators, transfers, site, fan_out))
+    forward, backward = (_overlap_experts(p, site) for p in _passes(operators, transfers, site))
     kept = sum(op.saved_bytes + op.held_bytes for op in operators)
     return LayerCost(forward, backward, (_no_pass(forward),) * len(OPTIONS), (kept,) * len(OPTIONS))
 

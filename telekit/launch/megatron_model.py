@@ -281,7 +281,12 @@ def _experts(job: Job) -> Iterator[str]:
 
 def _dispatcher(layout: ParallelConfig) -> Iterator[str]:
     """Yield how tokens reach experts; DeepEP's dispatcher needs ranks to send them to."""
-    if layout.dispatcher != "deepep":
+    if layout.dispatcher == "alltoall_deredundency":
+        yield flag("moe-token-dispatcher-type", "alltoall")
+        yield note(
+            "alltoall_deredundency is MindFormers' dispatcher: alltoall stands instead, over all of ep"
+        )
+    elif layout.dispatcher != "deepep":
         yield flag("moe-token-dispatcher-type", layout.dispatcher)
     elif layout.ep * layout.etp > 1:
         yield flag("moe-token-dispatcher-type", "flex")

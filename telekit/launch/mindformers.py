@@ -241,6 +241,8 @@ def _expert_notes(job: Job) -> Iterator[str]:
         )
     if layout.dispatcher == "allgather":
         yield "the allgather dispatcher is not in MindFormers: alltoall stands instead"
+    if layout.dispatcher == "alltoall_deredundency" and _dispatcher(job) == "alltoall":
+        yield f"alltoall_deredundency wants ep of at least {per_node}: alltoall stands instead"
     if layout.dispatcher == "deepep" and _dispatcher(job) == "alltoall":
         yield f"DeepEP is not in MindFormers, nor its like for ep below {per_node}: alltoall stands instead"
     elif layout.dispatcher == "deepep":
@@ -250,7 +252,8 @@ def _expert_notes(job: Job) -> Iterator[str]:
 
 
 def _dispatcher(job: Job) -> str:
-    once_a_node = job.layout.dispatcher == "deepep" and job.layout.ep >= job.cluster.devices_per_node
+    once_a_node = job.layout.dispatcher in ("deepep", "alltoall_deredundency")
+    once_a_node = once_a_node and job.layout.ep >= job.cluster.devices_per_node
     return "alltoall_deredundency" if once_a_node else "alltoall"
 
 

@@ -65,6 +65,11 @@ class Case:
         """Micro-batches of one data-parallel rank in one step."""
         return self.train.global_batch / (self.layout.dp * self.layout.micro_batch)
 
+    @property
+    def node_devices(self) -> int:
+        """Devices of one node; all of them where they do not fill one."""
+        return min(self.cluster.devices_per_node, self.cluster.devices)
+
     def widths(self, name: str) -> list[int]:
         """Distinct values of an attention or feed-forward field over the model's layer kinds."""
         mtp = self.model.mtp_kind if self.model.mtp_layers and self.train.mtp else None
@@ -155,6 +160,7 @@ def facts(case: Case) -> dict[str, Any]:
         "not_exchanged": " and ".join(not_exchanged(case.model)),
         "product": _product(case),
         "devices": case.cluster.devices,
+        "node": case.node_devices,
         "layers": case.model.num_layers,
         "parts": layout.pp * layout.vpp,
         "seq_len": case.train.seq_len,

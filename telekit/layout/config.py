@@ -19,7 +19,8 @@ Schedule = Literal[
 SCHEDULES: tuple[str, ...] = get_args(Schedule)
 Module = Literal["core_attn", "layernorm", "moe_act", "mla_up_proj", "mlp", "moe", "shared_experts"]
 Option = Literal["none", "selective", "full"]
-Dispatcher = Literal["alltoall", "allgather", "deepep"]
+Dispatcher = Literal["alltoall", "allgather", "deepep", "alltoall_deredundency"]
+DISPATCHERS: tuple[str, ...] = get_args(Dispatcher)
 ContextExchange = Literal["p2p", "a2a"]
 
 SELECTIVE: tuple[Module, ...] = ("core_attn", "layernorm", "moe_act", "mla_up_proj")
@@ -112,7 +113,8 @@ class ParallelConfig(BaseModel, Quantities):
     schedule : str
         Pipeline schedule.
     dispatcher : str
-        How tokens reach experts: alltoall, allgather, or deepep (each token crosses to a node once).
+        How tokens reach experts: alltoall, allgather, deepep (each token crosses to a node once), or
+        alltoall_deredundency (MindFormers: every token is gathered by every node, then all-to-all inside it).
     cp_comm_type : str
         How context ranks share attention: p2p passes keys and values round a ring, a2a (Ulysses) hands each rank
         the whole sequence of its share of the heads (no effect at cp 1).

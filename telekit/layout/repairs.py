@@ -99,6 +99,11 @@ def expert_fold(case: Case) -> Repair:
     return repair | experts(case.changed(repair))
 
 
+def plain_dispatcher(case: Case) -> Repair:
+    """Name the dispatcher that asks for nothing."""
+    return {"layout.dispatcher": "alltoall"}
+
+
 def sequence_over_cp(case: Case) -> Repair:
     """Name the nearest ``cp`` that cuts the sequence into 2 * cp equal pieces."""
     return {"layout.cp": nearest_divisor(context_limit(case), case.layout.cp)}

@@ -30,6 +30,7 @@ DEGREES: Moves = (("dp",), ("pp",), ("cp",), ("tp",), ("tp", "pp"), ("cp", "pp")
 TENSOR: Moves = (("tp",),)
 CONTEXT: Moves = (("cp",), ("tp",), ("cp_comm_type",), ("tp", "cp"))
 EXPERTS: Moves = (("ep",), ("etp",), ("ep", "etp"))
+NODE_EXPERTS: Moves = (("dispatcher",), ("ep",))
 EXPERT_WIDTH: Moves = (("etp",), ("ep", "etp"))
 SEQUENCE: Moves = (("tp",), ("cp",), ("sequence_parallel",), ("tp", "cp"))
 BATCH: Moves = (("micro_batch",), ("global_batch",))
@@ -140,6 +141,12 @@ def _moe_needs_sequence_parallel(case: Case) -> Any:
     return (case.model.moe is None) | layout.sequence_parallel | (layout.tp == 1) | (layout.etp == layout.tp)
 
 
+def _whole_nodes_of_experts(case: Case) -> Any:
+    layout, node = case.layout, case.node_devices
+    whole = (np.mod(layout.ep * layout.etp, node) == 0) & (np.mod(node, layout.etp) == 0)
+    return (case.model.moe is None) | (layout.dispatcher != "alltoall_deredundency") | whole
+
+
 def _heads_over_cp(case: Case) -> Any:
     layout = case.layout
     dealt = _divides(case.widths("heads") + case.widths("kv_heads"), layout.tp * layout.cp)
@@ -232,6 +239,15 @@ BASIC: tuple[Rule, ...] = (
         repairs.expert_fold,
         EXPERTS,
         reads_dp=True,
+    ),
+    Rule(  # MindFormers asks for ep >= npu_nums_per_device
+        "experts over nodes",
+        "layout.dispatcher",
+        "alltoall_deredundency gathers tokens between nodes and exchanges them inside one: etp must divide the {node} "
+        "devices of a node, and these ep {ep} * etp {etp} = {fold}",
+        _whole_nodes_of_experts,
+        repairs.plain_dispatcher,
+        NODE_EXPERTS,
     ),
     Rule(
         "moe sequence parallel",

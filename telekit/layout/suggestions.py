@@ -192,6 +192,7 @@ _OTHER: dict[str, Callable[[Case], list[Any]]] = {
     "sequence_parallel": lambda case: [True, False],
     "tp_comm_overlap": lambda case: [False],
     "cp_comm_type": lambda case: ["p2p", "a2a"],
+    "dispatcher": lambda case: ["alltoall"],
     "schedule": lambda case: list(PIPELINE),
     "stages": _stages,
 }

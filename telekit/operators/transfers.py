@@ -17,6 +17,9 @@ from telekit.operators.attention import gathered_width
 from telekit.operators.layer import Shapes, expert_width, routed_tokens
 from telekit.training.config import TrainConfig
 
+EXPERT_GROUPS = ("ep", "ep_inner", "ep_outer")
+"""Groups whose traffic carries tokens to experts and back."""
+
 
 @dataclass(frozen=True)
 class Transfer:
@@ -25,13 +28,18 @@ class Transfer:
     Parameters
     ----------
     name, op, group : str
-        What it is; the collective by its nccl-tests name; the ranks that take part: tp, cp, ep or etp.
+        What it is; the collective by its nccl-tests name; the ranks that take part: tp, cp, ep, etp;
+        ep_inner and ep_outer are the ranks of ep inside one node, and those at one place of every node.
     size_bytes : float or column
         The whole buffer as nccl-tests counts it.
     forward_calls, backward_calls : float
         Calls in one pass.
     behind : str
         Operator it hides behind (ring attention), or "".
+    per_rank : bool
+        The buffer is this size times the ranks of the group.
+    experts, fan_out : int
+        Experts there are, and experts a token visits, where each token crosses to a node once.
     modules : tuple of str
         Recompute modules that repeat its forward calls.
     """
@@ -44,6 +52,9 @@ class Transfer:
     backward_calls: float
     behind: str = ""
     modules: tuple[str, ...] = ()
+    per_rank: bool = False
+    experts: int = 0
+    fan_out: int = 0
 
 
 def layer_transfers(
@@ -141,12 +152,30 @@ def _expert_parallel(
         whole = x.shard_tokens * layout.ep * width
         yield Transfer("expert_gather", "all-gather", "ep", sent * whole, 1.0, 1.0, modules=("moe",))
         yield Transfer("expert_scatter", "reduce-scatter", "ep", x.bytes * whole, 1.0, 1.0, modules=("moe",))
+    elif layout.dispatcher == "alltoall_deredundency":
+        yield from _gathered_between_nodes(x, x.shard_tokens * width, per_rank, sent)
     else:
         op = "dedup-all-to-all" if layout.dispatcher == "deepep" else "all-to-all"
-        yield Transfer("dispatch", op, "ep", sent * per_rank, 1.0, 0.0, modules=("moe",))
-        yield Transfer("combine", op, "ep", x.bytes * per_rank, 1.0, 0.0, modules=("moe",))
-        yield Transfer("dispatch_backward", op, "ep", x.bytes * per_rank, 0.0, 1.0)
-        yield Transfer("combine_backward", op, "ep", sent * per_rank, 0.0, 1.0)
+        visits: dict[str, Any] = {"experts": spec.num_experts, "fan_out": spec.top_k}
+        there, back = sent * per_rank, x.bytes * per_rank
+        yield Transfer("dispatch", op, "ep", there, 1.0, 0.0, modules=("moe",), **visits)
+        yield Transfer("combine", op, "ep", back, 1.0, 0.0, modules=("moe",), **visits)
+        yield Transfer("dispatch_backward", op, "ep", back, 0.0, 1.0, **visits)
+        yield Transfer("combine_backward", op, "ep", there, 0.0, 1.0, **visits)
     within = x.bytes * per_rank * layout.etp
     yield Transfer("expert_tp_gather", "all-gather", "etp", within, 1.0, 1.0, modules=("moe",))
     yield Transfer("expert_tp_scatter", "reduce-scatter", "etp", within, 1.0, 1.0, modules=("moe",))
+
+
+def _gathered_between_nodes(x: Shapes, tokens: Any, copies: Any, sent: float) -> Iterator[Transfer]:
+    """Every token to every node, then copies inside the node (MindFormers' ``alltoall_deredundency``); and back.
+
+    ``tokens`` and ``copies`` count numbers. With routing alike on all nodes, what a rank holds of all nodes' tokens
+    for its own node is as many copies as it would send itself.
+    """
+    yield Transfer("dispatch_gather", "all-gather", "ep_outer", sent * tokens, 1.0, 1.0, "", ("moe",), True)
+    yield Transfer("dispatch", "all-to-all", "ep_inner", sent * copies, 1.0, 1.0, modules=("moe",))
+    yield Transfer("combine", "all-to-all", "ep_inner", x.bytes * copies, 1.0, 1.0, modules=("moe",))
+    yield Transfer(
+        "combine_scatter", "reduce-scatter", "ep_outer", x.bytes * tokens, 1.0, 1.0, "", ("moe",), True
+    )

@@ -8,7 +8,7 @@ import pytest
 from telekit.cluster.config import load_cluster
 from telekit.cost.layers import Site
 from telekit.cost.step import step_cost
-from telekit.layout.config import SCHEDULES, ParallelConfig
+from telekit.layout.config import DISPATCHERS, SCHEDULES, ParallelConfig
 from telekit.layout.schedules import default_chunks
 from telekit.layout.table import COLUMNS, LayoutTable
 from telekit.model.huggingface import load_model
@@ -34,7 +34,7 @@ def shapes():
             sequence_parallel=bool(rng.integers(0, 2)),
             recompute=[("moe_act",), "none", "selective", "full"][i % 4],
             schedule=schedule,
-            dispatcher=["alltoall", "allgather", "deepep"][i % 3],
+            dispatcher=DISPATCHERS[i % len(DISPATCHERS)],
             overlap_grad_reduce=bool(rng.integers(0, 2)),
             overlap_moe_comm=bool(rng.integers(0, 2)),
         )

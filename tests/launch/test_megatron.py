@@ -14,7 +14,7 @@ from telekit.errors import InputError
 from telekit.job import load_job
 from telekit.launch import megatron
 from telekit.launch.pipeline_layout import read_layout
-from telekit.layout.config import SCHEDULES
+from telekit.layout.config import DISPATCHERS, SCHEDULES
 from telekit.layout.schedules import default_chunks
 from telekit.layout.stages import assign
 from telekit.model.config import PerLayerInputs
@@ -241,10 +241,7 @@ def test_every_value_of_every_other_field_gives_options_that_exist():
     layouts = [
         *({"zero": zero, "overlap_grad_reduce": on} for zero in range(4) for on in (True, False)),
         *({"recompute": one} for one in ("none", "selective", "full", ["mlp"], ["moe_act"])),
-        *(
-            {"ep": 2, "dispatcher": one, "overlap_moe_comm": True}
-            for one in ("alltoall", "allgather", "deepep")
-        ),
+        *({"ep": 8, "dispatcher": one, "overlap_moe_comm": True} for one in DISPATCHERS),
         {"pp": 8, "stages": mixed, "recompute": "none"},
     ]
     trains = [
@@ -462,6 +459,12 @@ def test_deepep_without_ranks_to_send_to_is_alltoall(ep, etp):
     assert found["moe-token-dispatcher-type"] == ("alltoall" if alone else "flex")
     assert ("moe-enable-deepep" in found) != alone
     assert any("wants ep * etp above 1: alltoall stands instead" in line for line in comments(job)) == alone
+
+
+def test_the_dispatcher_of_mindformers_is_not_megatrons():
+    job = a_job("mixtral-8x7b", ep=8, dispatcher="alltoall_deredundency")
+    assert parsed(job)["moe-token-dispatcher-type"] == "alltoall"
+    assert any("alltoall_deredundency is MindFormers'" in line for line in comments(job))
 
 
 def test_experts_without_sequence_parallelism_are_refused_and_that_is_said():

@@ -325,15 +325,17 @@ def test_zero_levels():
 
 def test_dispatchers_and_precision_that_are_missing_are_said():
     ask = {"model": "mixtral-8x7b", "nodes": 4}
-    for dispatcher, ep, runs in (
-        ("alltoall", 8, "alltoall"),
-        ("allgather", 8, "alltoall"),
-        ("deepep", 8, "alltoall_deredundency"),
-        ("deepep", 4, "alltoall"),
+    for dispatcher, ep, etp, runs in (
+        ("alltoall", 8, 1, "alltoall"),
+        ("allgather", 8, 1, "alltoall"),
+        ("deepep", 8, 1, "alltoall_deredundency"),
+        ("deepep", 4, 1, "alltoall"),
+        ("alltoall_deredundency", 8, 1, "alltoall_deredundency"),
+        ("alltoall_deredundency", 4, 2, "alltoall"),  # whole nodes only with etp, which MindFormers has not
     ):
-        job = a_job(**ask, ep=ep, dispatcher=dispatcher)
+        job = a_job(**ask, ep=ep, etp=etp, dispatcher=dispatcher)
         assert read(job)["model"]["model_config"]["moe_token_dispatcher_type"] == runs
-        assert any("stands instead" in line for line in comments(job)) == (dispatcher != "alltoall")
+        assert any("stands instead" in line for line in comments(job)) == (dispatcher != runs)
     low = a_job(device="h800", train={"precision": "fp8", "state_dtype": "bf16", "master_dtype": "bf16"})
     assert read(low)["model"]["model_config"]["params_dtype"] == "bfloat16"
     assert any("fp8 is not" in line for line in comments(low))

@@ -55,6 +55,8 @@ def build(case):
         blocks = deal_blocks(ranks, x)
         if moe is not None:
             dispatch_once(blocks, tokens, x)
+            if x.dispatcher == "alltoall_deredundency":
+                gather_between_nodes(blocks, places, case.cluster.devices_per_node)
         elif any(len(block) > 1 or len(block[0]) > 1 for block in blocks):
             raise NotDealtError("ranks side by side for experts that are not there")
     if x.tp_comm_overlap and (x.tp == 1 or not x.sequence_parallel):
@@ -132,6 +134,16 @@ def dispatch_once(blocks, tokens, x):
         raise NotDealtError("a token is sent twice")
 
 
+def gather_between_nodes(blocks, places, per_node):
+    """Each block fills whole nodes, so that every place of a node has one partner on each other node of the block."""
+    node = {place: index // per_node for index, place in enumerate(places)}
+    for block in blocks:
+        held = Counter(node[rank] for group in block for rank in group)
+        split = any(len({node[rank] for rank in group}) > 1 for group in block)
+        if split or set(held.values()) != {per_node}:
+            raise NotDealtError("a place without a partner on another node")
+
+
 def deal_batch(global_batch, x):
     """Rounds in which each data rank takes a micro-batch, until no sequence is left."""
     left = global_batch
@@ -199,10 +211,19 @@ def run_schedule(x, m):
         raise NotDealtError("the pipeline is not filled")
 
 
-def cluster(devices):
-    if devices not in CLUSTERS:
-        CLUSTERS[devices] = load_cluster({"device": "h100", "devices": devices, "devices_per_node": devices})
-    return CLUSTERS[devices]
+def cluster(devices, per_node):
+    """Nodes of ``per_node``; one node where that does not divide the devices."""
+    size = devices, devices if devices % per_node else per_node
+    if size not in CLUSTERS:
+        CLUSTERS[size] = load_cluster({"device": "h100", "devices": devices, "devices_per_node": size[1]})
+    return CLUSTERS[size]
+
+
+def random_node(rng, dispatcher, ep, etp, devices):
+    """Devices of a node: all, or where it matters often some that hold whole expert-tensor groups."""
+    if dispatcher != "alltoall_deredundency":
+        return devices
+    return rng.choice([etp * d for d in range(1, ep + 1) if ep % d == 0])
 
 
 def random_case(rng: random.Random):
@@ -230,12 +251,14 @@ def random_case(rng: random.Random):
         "tp": tp, "cp": cp, "pp": pp, "dp": dp, "vpp": vpp, "ep": ep, "etp": etp, "micro_batch": micro,
         "schedule": schedule, "sequence_parallel": sequence_parallel, "tp_comm_overlap": overlap,
         "cp_comm_type": pick(["p2p", "a2a"]), "stages": pick(["auto", "auto", "rows"]),
+        "dispatcher": pick(["alltoall", "alltoall", "alltoall_deredundency"]),
     }  # fmt: skip
     sizes = {
         "kv_heads": tp * cp * pick([1, 2]), "queries": pick([1, 2, 4]), "ffn": tp * pick([4, 5, 7]),
         "shared": pick([0, tp * 3]), "experts": ep * pick([1, 2, 3]), "expert_ffn": etp * pick([2, 5]),
         "seq_len": 2 * cp * tp * pick([3, 5]) // pick([1] * 8 + [2, tp]), "global_batch": dp * micro * m,
         "layers": layers, "devices": tp * cp * pp * dp, "moe": moe,
+        "per_node": random_node(rng, layout["dispatcher"], ep, etp, tp * cp * pp * dp),
     }  # fmt: skip
     for _ in range(pick([0, 0, 1, 1, 1, 1, 2, 3])):
         disturb(rng, layout, sizes)
@@ -274,7 +297,9 @@ def as_case(rng, layout, sizes):
     if layout["stages"] == "rows":
         layout["stages"] = random_stages(rng, layout, sizes["layers"])
     train = TrainConfig(seq_len=sizes["seq_len"], global_batch=sizes["global_batch"])
-    return Case(model, cluster(sizes["devices"]), train, ParallelConfig.model_validate(layout))
+    return Case(
+        model, cluster(sizes["devices"], sizes["per_node"]), train, ParallelConfig.model_validate(layout)
+    )
 
 
 def random_stages(rng, layout, layers):

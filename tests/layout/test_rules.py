@@ -55,6 +55,7 @@ def names(broken):
         (dict(etp=3, dp=16), {}, "layout.etp"),
         (dict(ep=8, etp=4, dp=16), {}, "layout.ep"),
         (dict(tp=2, dp=8, sequence_parallel=False), {}, "layout.sequence_parallel"),
+        (dict(ep=8, dp=16, dispatcher="alltoall_deredundency"), {}, "layout.dispatcher"),  # a node of 16
         (dict(cp=2, dp=8), {"seq_len": 4097}, "layout.cp"),
         (dict(dp=16, micro_batch=3), {}, "layout.micro_batch"),
         (dict(pp=4, dp=4, vpp=2, schedule="1f1b"), {}, "layout.vpp"),

@@ -19,7 +19,7 @@ IMPLIED = {"heads"}
 @pytest.fixture(scope="module")
 def built():
     """2,000 cases, which of them can be built, and the rules that each breaks."""
-    rng = random.Random(20_000)
+    rng = random.Random(20_002)
     cases = [random_case(rng) for _ in range(2000)]
     assert max(c.layout.tp * c.layout.cp * c.layout.pp * c.layout.dp for c in cases) >= WORLD
     broken = [{rule.name for rule in RULES if not np.all(rule.holds(case))} for case in cases]
@@ -125,6 +125,18 @@ MUTANTS = {
     "as many parts as layers or more": (
         "empty chunk",
         lambda c: c.layout.stages != "auto" or c.layout.pp <= c.model.num_layers,
+    ),
+    "expert ranks of one node or more": (
+        "experts over nodes",
+        lambda c: (
+            c.model.moe is None
+            or c.layout.dispatcher != "alltoall_deredundency"
+            or c.layout.ep * c.layout.etp >= c.node_devices
+        ),
+    ),
+    "whole nodes for every dispatcher": (
+        "experts over nodes",
+        lambda c: c.model.moe is None or c.layout.ep * c.layout.etp % c.node_devices == 0,
     ),
     "devices divided": (
         "devices",

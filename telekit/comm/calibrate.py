@@ -1,0 +1,78 @@
+"""Curves fitted to the published rows of ``data/measurements/communication.json``, one device and collective each.
+
+Where two sources measured one device
+they are fitted together, and the curve lies between them: all-gather of 256 MiB between two H100s reaches 245 GB/s in
+aiconfigurator's table and 327 GB/s in DistCA's.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from telekit import catalog
+from telekit.cluster.curves import Curve
+from telekit.comm.fit import USUAL_EXPONENT, fit_curve, scored
+from telekit.comm.measurements import NAMES, Measurement
+from telekit.errors import bad
+
+Pair = tuple[str, str]
+"""A device of the rows (``H100``) and a collective."""
+
+HELD_OUT_RANKS = 4
+LINK_BYTES_PER_S = {"V100": 150e9, "A100": 300e9, "H100": 450e9, "H200": 450e9, "B200": 900e9, "GB200": 900e9}
+IN_SWITCH = ("H100", "H200", "B200", "GB200")
+"""Devices whose NVSwitch reduces (NVLS), in an all-reduce of all of a node."""
+MESH_EXPONENT = {"V100": 3.2}
+"""A pair of V100s has one of a device's six NVLinks, eight have all: (7/8 / 1/2)**3.2 = 6."""
+SIBLING_PRIOR: dict[Pair, Pair] = {
+    ("GB200", "reduce-scatter"): ("B200", "all-gather"),
+    ("H100", "reduce-scatter"): ("H100", "all-gather"),
+}
+"""Rows of two counts cannot say how bandwidth grows with a third, nor rows from 16 MiB up what a small message takes:
+these lean on other rows of the same links."""
+
+
+@cache
+def published_rows() -> dict[Pair, tuple[Measurement, ...]]:
+    """Rows inside one node, by device and collective, as ``data/measurements`` holds them."""
+    found: dict[Pair, list[Measurement]] = {}
+    for row in catalog.load(catalog.root() / "measurements" / "communication.json"):
+        if row["kind"] != "collective" or row["gpu"] not in LINK_BYTES_PER_S or row["nodes"] != 1:
+            continue
+        op = NAMES[row["op"]]
+        one = Measurement(
+            op, row["n_gpus"], 1, row["total_bytes"], row["time_us"] * 1e-6, row["gpu"], row["source"]
+        )
+        found.setdefault((row["gpu"], op), []).append(one)
+    return {pair: tuple(rows) for pair, rows in sorted(found.items())}
+
+
+def options(pair: Pair) -> dict[str, Any]:
+    """Return what ``fit_curve`` is told of a pair beside its rows."""
+    device, op = pair
+    sibling = SIBLING_PRIOR.get(pair)
+    return {
+        "link_bytes_per_s": LINK_BYTES_PER_S[device],
+        "in_switch": op == "all-reduce" and device in IN_SWITCH,
+        "rank_exponent": MESH_EXPONENT.get(device, USUAL_EXPONENT),
+        "prior": fitted_curve(sibling) if sibling else None,
+    }
+
+
+@cache
+def fitted_curve(pair: Pair) -> Curve:
+    """Curve of a device and collective that has published rows, with its errors.
+
+    Raises
+    ------
+    InputError
+        Where it has none.
+    """
+    rows = published_rows().get(pair)
+    if rows is None:
+        raise bad("pair", " ".join(pair), "has no published rows", "derive.curve_of derives it")
+    told = options(pair)
+    curve = scored(fit_curve(rows, **told), rows, HELD_OUT_RANKS, **told)
+    sources = "; ".join(sorted({row.source for row in rows}))
+    return curve.model_copy(update={"source": sources, "verified": True})

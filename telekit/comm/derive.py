@@ -1,0 +1,246 @@
+"""Curves of collectives and devices that nobody published rows of, by rules scored on pairs that do have rows.
+
+Each rule says how one curve follows from others. Its score is taken leaving one pair out: the rule predicts each pair
+of ``TESTS`` from other pairs only, and the errors on its rows are pooled. Derived curves are never ``verified``.
+``write_curves()`` stores the curves of all devices in ``data/clusters``, fitted ones too; a test holds that what is
+stored is what it would write.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from telekit import catalog
+from telekit.cluster.curves import Curve, CurveErrors
+from telekit.comm.calibrate import LINK_BYTES_PER_S, Pair, fitted_curve, options, published_rows
+from telekit.comm.fit import FIELDS, LARGE_BYTES, fit_curve, parameters, relative_errors, with_digits
+
+ALL = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "send-recv")
+_AG, _RS, _AR, _A2A = "all-gather", "reduce-scatter", "all-reduce", "all-to-all"
+_GATHERS = ((("H100", _AG), ("H200", _A2A)), (("B200", _AG), ("B200", _A2A)))
+"""All-gather and all-to-all over the same links, both measured: what one is to the other."""
+
+RULES: dict[Pair, tuple[str, tuple[Pair, ...]]] = {
+    ("A100", _AG): ("one pass", (("A100", _RS), ("A100", _AR))),
+    ("V100", _AG): ("one pass", (("V100", _AR),)),
+    ("V100", _RS): ("one pass", (("V100", _AR),)),
+    ("H100", _A2A): ("same links", (("H200", _A2A),)),
+    ("H200", _AG): ("same links", (("H100", _AG),)),
+    ("H200", _RS): ("same links", (("H100", _RS),)),
+    ("H200", _AR): ("same links", (("H100", _AR),)),
+    ("B200", _RS): ("one pass", (("B200", _AG), ("GB200", _RS))),
+    ("B200", _AR): ("same links", (("GB200", _AR),)),
+    ("GB200", _AG): ("one pass", (("B200", _AG), ("GB200", _RS))),
+    ("GB200", _A2A): ("same links", (("B200", _A2A),)),
+    ("A100", _A2A): ("pairwise", (("A100", _AG),)),
+    ("V100", _A2A): ("pairwise", (("V100", _AG),)),
+}
+"""The rule of each pair without rows, and what it starts from. Broadcast and send-recv follow all-gather everywhere."""
+
+SAYS = {
+    "one pass": "one pass of a ring: mean of reduce-scatter, all-gather, and the ring of all-reduce with half its step",
+    "same links": "as on the device with the same links",
+    "pairwise": "all-gather, changed as all-to-all differs from it on H100 with H200 and on B200",
+    "broadcast": "a pipelined ring moves it at the rate of an all-gather of eight; no rows to score it on",
+    "send-recv": "one message moves as in an all-gather of two; no rows to score it on",
+    "scaled": "bandwidths in proportion to the link's",
+}
+
+TESTS: dict[str, tuple[tuple[Pair, tuple[Pair, ...]], ...]] = {
+    "one pass": (
+        (("H100", _AG), (("H100", _RS), ("H100", _AR))),
+        (("H100", _RS), (("H100", _AG), ("H100", _AR))),
+        (("A100", _RS), (("A100", _AR),)),
+        (("GB200", _RS), (("B200", _AG), ("GB200", _AR))),
+        (("B200", _AG), (("GB200", _RS), ("GB200", _AR))),
+    ),
+    "same links": ((("GB200", _RS), (("B200", _AG),)), (("B200", _AG), (("GB200", _RS),))),
+    "pairwise": ((("H200", _A2A), (("H100", _AG),)), (("B200", _A2A), (("B200", _AG),))),
+    "scaled": (
+        (("H100", _AR), (("GB200", _AR),)),
+        (("GB200", _AR), (("H100", _AR),)),
+        (("H100", _RS), (("A100", _RS),)),
+        (("A100", _RS), (("H100", _RS),)),
+        (("GB200", _RS), (("H100", _RS),)),
+        (("B200", _AG), (("H100", _AG),)),
+        (("H100", _AG), (("B200", _AG),)),
+        (("B200", _A2A), (("H200", _A2A),)),
+        (("H200", _A2A), (("B200", _A2A),)),
+    ),
+}
+"""What scores a rule: (pair with rows, what it is predicted from)."""
+
+
+@cache
+def curve_of(device: str, op: str) -> Curve:
+    """Curve of a device of the rows (``H100``): fitted where it has rows, else derived."""
+    pair = (device, op)
+    if pair in published_rows():
+        return fitted_curve(pair)
+    if op in ("broadcast", "send-recv"):
+        rule: str = op
+        of: tuple[Pair, ...] = ((device, _AG),)
+    else:
+        rule, of = RULES[pair]
+    curve = _apply(rule, [(p, curve_of(*p)) for p in of], pair, ())
+    origin = " and ".join(f"{d} {o}" for d, o in of)
+    return _derived(curve, f"derived from {origin}: {SAYS[rule]}", rule)
+
+
+def scaled_curve(device: str, op: str, ratio: float) -> Curve:
+    """Curve of a device whose links carry ``ratio`` of another's: a cut-down one (A800, H800)."""
+    return _derived(
+        _scaled(curve_of(device, op), ratio), f"derived from {device} {op}: {SAYS['scaled']}", "scaled"
+    )
+
+
+def _derived(curve: Curve, source: str, rule: str) -> Curve:
+    overall, large = rule_score(rule)
+    errors = CurveErrors(left_out_pair=overall, left_out_pair_above_16_mb=large)
+    return with_digits(parameters(curve), rows=0, source=source, verified=False, errors=errors)
+
+
+def _apply(rule: str, of: Sequence[tuple[Pair, Curve]], target: Pair, without: tuple[Pair, ...]) -> Curve:
+    """Return the curve that a rule makes of others; ``without`` names pairs it may not look at."""
+    if rule == "one pass":
+        return _mean([_one_pass(pair, curve) for pair, curve in of])
+    if rule == "pairwise":
+        seen = [(_alone(g), _alone(a)) for g, a in _GATHERS if a not in without]
+        return _mean([_pairwise(of[0][1], gather, other) for gather, other in seen])
+    if rule == "broadcast" and (of[0][1].rank_exponent or 0.0) <= 1.0:  # a mesh's pairs stay slower
+        return of[0][1].model_copy(update={"rank_exponent": 0.0})
+    if rule == "scaled":
+        (pair, curve) = of[0]
+        return _scaled(curve, LINK_BYTES_PER_S[target[0]] / LINK_BYTES_PER_S[pair[0]])
+    return of[0][1]
+
+
+def _one_pass(pair: Pair, curve: Curve) -> Curve:
+    if pair[1] != _AR:
+        return curve
+    exponent = 0.4 if curve.rank_exponent is None else curve.rank_exponent
+    changed = {"step_s": curve.step_s / 2, "rank_exponent": exponent, "in_switch_bytes_per_s": None}
+    return curve.model_copy(update=changed)
+
+
+def _pairwise(gather: Curve, like: Curve, other: Curve) -> Curve:
+    ratio = other.bandwidth_bytes_per_s / like.bandwidth_bytes_per_s
+    return other.model_copy(
+        update={
+            "start_s": gather.start_s + max(other.start_s - like.start_s, 0.0),
+            "step_s": gather.step_s * other.step_s / like.step_s,
+            "bandwidth_bytes_per_s": gather.bandwidth_bytes_per_s * ratio,
+            "rank_exponent": gather.rank_exponent,
+        }
+    )  # fmt: skip
+
+
+def _scaled(curve: Curve, ratio: float) -> Curve:
+    inside = curve.in_switch_bytes_per_s
+    changed = {"bandwidth_bytes_per_s": curve.bandwidth_bytes_per_s * ratio}
+    return curve.model_copy(update=changed | {"in_switch_bytes_per_s": inside and inside * ratio})
+
+
+def _mean(curves: Sequence[Curve]) -> Curve:
+    """Geometric mean of the parameters; arithmetic of the exponent."""
+    values = {n: float(np.exp(np.mean([np.log(getattr(c, n)) for c in curves]))) for n in FIELDS}
+    values["rank_exponent"] = float(np.mean([c.rank_exponent for c in curves]))
+    return Curve.model_validate(values)
+
+
+@cache
+def _alone(pair: Pair) -> Curve:
+    """Curve of a pair by its own rows only, without a sibling's prior."""
+    return fit_curve(published_rows()[pair], **(options(pair) | {"prior": None})).curve
+
+
+@cache
+def pair_errors(rule: str, target: Pair) -> tuple[np.ndarray, np.ndarray]:
+    """Errors of a rule on the rows of a pair it did not see, and which of them are of 16 MiB and more."""
+    of = dict(TESTS[rule])[target]
+    curve = _apply(rule, [(p, _alone(p)) for p in of], target, (target,))
+    rows = published_rows()[target]
+    return relative_errors(curve, rows), np.array([row.size_bytes >= LARGE_BYTES for row in rows])
+
+
+@cache
+def rule_score(rule: str) -> tuple[float | None, float | None]:
+    """Median absolute relative error of a rule over all rows of its tests, and over the large ones."""
+    if rule not in TESTS:
+        return None, None
+    found = [pair_errors(rule, target) for target, _ in TESTS[rule]]
+    errors, large = (np.concatenate(part) for part in zip(*found, strict=True))
+    return round(float(np.median(errors)), 4), round(float(np.median(errors[large])), 4)
+
+
+CATALOG: dict[str, tuple[str, float]] = {
+    "v100": ("V100", 1.0),
+    "a100-80gb": ("A100", 1.0),
+    "a100-40gb": ("A100", 1.0),
+    "a800": ("A100", 200 / 300),
+    "h100": ("H100", 1.0),
+    "h800": ("H100", 200 / 450),
+    "h200": ("H200", 1.0),
+    "b200": ("B200", 1.0),
+    "b300": ("B200", 1.0),
+    "gb200": ("GB200", 1.0),
+    "gb300": ("GB200", 1.0),
+}
+"""Device of the rows that each catalog device's curves come from, and the part of its links that it has."""
+
+MEASURED_ON = ("v100", "a100-80gb", "h100", "h200", "b200", "gb200")
+
+
+def catalog_curves(name: str) -> dict[str, Curve]:
+    """Curves of a catalog device inside one node, by collective."""
+    device, ratio = CATALOG[name]
+    if ratio != 1.0:
+        return {op: scaled_curve(device, op, ratio) for op in ALL}
+    curves = {op: curve_of(device, op) for op in ALL}
+    if name in MEASURED_ON:
+        return curves
+    return {
+        op: _derived(curve, f"derived from {device} {op}: {SAYS['same links']}", "same links")
+        if curve.rows
+        else curve
+        for op, curve in curves.items()
+    }
+
+
+def curves_record(name: str) -> dict[str, Any]:
+    """Return what stands in ``curves`` of a device's innermost tier: plain numbers, nothing that is unset."""
+    return {op: curve.model_dump(exclude_none=True) for op, curve in catalog_curves(name).items()}
+
+
+def write_curves(folder: Path | None = None) -> tuple[Path, ...]:
+    """Refit all curves and store them in the records of devices, and of clusters with tiers of their own.
+
+    Parameters
+    ----------
+    folder : Path or None
+        Where the records lie; the catalog's own by default.
+
+    Returns
+    -------
+    tuple of Path
+        The files written.
+    """
+    folder = folder or catalog.root() / "clusters"
+    written = []
+    for path in sorted(folder.glob("*.json")):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        name = record["device"] if isinstance(record["device"], str) else path.stem
+        tiers = [t for t in record.get("tiers", ()) if t["name"] in ("node", "supernode")]
+        if name not in CATALOG or not tiers:
+            continue
+        for tier in tiers:  # a supernode's devices hang on the same switches as a node's
+            tier["curves"] = curves_record(name)
+        path.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        written.append(path)
+    return tuple(written)

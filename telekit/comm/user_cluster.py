@@ -1,0 +1,213 @@
+"""A user's logs of collective benchmarks as a cluster file that ``load_cluster`` reads."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from telekit import catalog
+from telekit.cluster.config import ClusterConfig, load_cluster
+from telekit.cluster.curves import bus_factor
+from telekit.comm.collectives import collective_time_s
+from telekit.comm.fit import FEWEST_ROWS, NOISE, Fit, fit_curve, scored
+from telekit.comm.measurements import Measurement, read_measurements
+from telekit.comm.row_checks import in_network
+from telekit.errors import InputError, Problem, bad
+
+
+@dataclass(frozen=True)
+class ClusterFit:
+    """A user's logs as a cluster: the record for ``load_cluster``, the fits in it, flagged lines and remarks."""
+
+    record: dict[str, Any]
+    fits: dict[str, Fit]
+    problems: tuple[Problem, ...]
+    notes: tuple[str, ...]
+
+
+def fit_cluster(
+    paths: Sequence[str | Path],
+    *,
+    device: str,
+    nodes: int,
+    name: str = "",
+    op: str | None = None,
+    ranks: int | None = None,
+) -> ClusterFit:
+    """Fit a cluster to logs of nccl-tests or hccl_test, or CSV files.
+
+    Rows of groups inside a tier give curves; rows of groups that reach over the last tier give its latency and
+    efficiency (an alpha-beta fit of all their collectives together). What no row says keeps the catalog's value.
+
+    Parameters
+    ----------
+    paths : sequence of str or Path
+        The logs.
+    device, nodes, name : str, int, str
+        Catalog name of the device, how many nodes, and the name of the cluster (``my-<device>``).
+    op, ranks : optional
+        As of ``read_measurements``, for logs that do not say.
+
+    Raises
+    ------
+    InputError
+        When a log cannot be read, or no row fits the cluster (then with all flagged lines).
+    """
+    base = load_cluster({"device": device, "nodes": nodes})
+    rows, problems, notes = _read_logs(paths, op, ranks)
+    by_tier = _by_tier(_out_of_place(rows), base, problems, notes)
+    if not by_tier:
+        raise InputError([Problem("logs", len(rows), "hold no row that fits the cluster"), *problems])
+    record = catalog.record("clusters", device)
+    tiers, fits = record["tiers"], {}
+    for (depth, one), group in sorted(by_tier.items()):
+        if depth == len(base.tiers) - 1 and depth:
+            continue
+        fit = _tier_curve(base, depth, one, group, notes)
+        if fit is not None:
+            fits[one] = fit
+            tiers[depth].setdefault("curves", {})[one] = fit.curve.model_dump(exclude_none=True)
+    outer = [
+        row
+        for (depth, _), group in by_tier.items()
+        if depth and depth == len(base.tiers) - 1
+        for row in group
+    ]
+    if outer:
+        _fit_outer(base, outer, tiers[-1], notes)
+    source = "fitted to " + ", ".join(Path(path).name for path in paths)
+    made = {"name": name or f"my-{device}", "source": source, "verified": True, "device": device}
+    made |= {"devices": base.devices, "tiers": tiers}
+    load_cluster(made)
+    return ClusterFit(made, fits, tuple(problems), tuple(dict.fromkeys(notes)))
+
+
+def write_cluster(path: str | Path, fit: ClusterFit) -> Path:
+    """Write the record of a fitted cluster as JSON (``.json``) or YAML, for ``load_cluster`` to read."""
+    path = Path(path)
+    if path.suffix.lower() not in (".json", ".yaml", ".yml"):
+        raise bad(
+            "path", path.name, "a cluster file ends in .json, .yaml or .yml", "for example cluster.yaml"
+        )
+    if path.suffix.lower() == ".json":
+        text = json.dumps(fit.record, indent=2, ensure_ascii=False) + "\n"
+    else:
+        import yaml
+
+        text = yaml.safe_dump(fit.record, sort_keys=False, allow_unicode=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def _read_logs(
+    paths: Sequence[str | Path], op: str | None, ranks: int | None
+) -> tuple[list[Measurement], list[Problem], list[str]]:
+    rows: list[Measurement] = []
+    problems: list[Problem] = []
+    notes: list[str] = []
+    for path in paths:
+        found = read_measurements(path, op=op, ranks=ranks)
+        rows += found.rows
+        problems += [replace(p, field=f"{Path(path).name} {p.field}") for p in found.problems]
+        notes += found.notes
+    return rows, problems, notes
+
+
+def _out_of_place(rows: Sequence[Measurement]) -> list[Measurement]:
+    """Drop what was measured in place where the same was measured out of place."""
+    key = {(row.source, row.op, row.ranks, row.size_bytes) for row in rows if not row.in_place}
+    return [
+        row for row in rows if not row.in_place or (row.source, row.op, row.ranks, row.size_bytes) not in key
+    ]
+
+
+def _by_tier(
+    rows: Sequence[Measurement], base: ClusterConfig, problems: list[Problem], notes: list[str]
+) -> dict[tuple[int, str], list[Measurement]]:
+    """Sort rows by the tier their group lies inside; a group that does not fit, or is too fast, is flagged."""
+    found: dict[tuple[int, str], list[Measurement]] = {}
+    per_node = base.devices_per_node
+    for row in rows:
+        where = f"{Path(row.source).name} line {row.line}"
+        if row.ranks > base.devices or row.nodes > base.num_nodes or row.ranks > row.nodes * per_node:
+            rule = f"does not fit {base.num_nodes} nodes of {per_node} devices"
+            problems.append(Problem(where, f"{row.ranks} ranks on {row.nodes} nodes", rule))
+            continue
+        span = row.ranks if row.nodes == 1 else max(row.ranks, (row.nodes - 1) * per_node + 1)
+        depth = next(i for i, tier in enumerate(base.tiers) if tier.devices is None or tier.devices >= span)
+        busbw = float(bus_factor(row.op, row.ranks)) * row.size_bytes / row.time_s
+        try:
+            if in_network(row.op, row.ranks, busbw, base.tiers[0].bandwidth_bytes_per_s):
+                notes.append(
+                    f"{row.op} on {row.ranks} ranks is reduced in the network: its busbw is no wire rate"
+                )
+        except InputError as error:
+            problems += [replace(p, field=f"{where} {p.field}") for p in error.problems]
+            continue
+        found.setdefault((depth, row.op), []).append(row)
+    return found
+
+
+def _tier_curve(
+    base: ClusterConfig, depth: int, op: str, rows: list[Measurement], notes: list[str]
+) -> Fit | None:
+    known = base.tiers[depth].curves.get(op)
+    if len(rows) < FEWEST_ROWS:
+        notes.append(
+            f"{op}: {len(rows)} rows are too few to fit, {FEWEST_ROWS} are needed; it keeps the catalog's"
+        )
+        return None
+    link = base.tiers[depth].bandwidth_bytes_per_s
+    fit = fit_curve(
+        rows,
+        link_bytes_per_s=link,
+        in_switch=known is not None and known.in_switch_bytes_per_s is not None,
+        prior=known,
+    )
+    notes += [f"{op}: {note}" for note in fit.notes]
+    sources = ", ".join(sorted({Path(row.source).name for row in rows}))
+    curve = scored(fit, rows).model_copy(
+        update={"source": f"fitted to {len(rows)} rows of {sources}", "verified": True}
+    )
+    return replace(fit, curve=curve)
+
+
+def _fit_outer(base: ClusterConfig, rows: list[Measurement], tier: dict[str, Any], notes: list[str]) -> None:
+    """Fit latency and efficiency of the last tier, log least squares, and put them into its record."""
+    from scipy.optimize import least_squares
+
+    last = base.tiers[-1]
+    measured = np.log([row.time_s for row in rows])
+
+    def cluster(x: np.ndarray) -> ClusterConfig:
+        changed = last.model_copy(
+            update={"latency_s": math.exp(x[0]), "efficiency": math.exp(x[1]), "curves": {}}
+        )
+        return base.model_copy(update={"tiers": (*base.tiers[:-1], changed)})
+
+    def residuals(x: np.ndarray) -> np.ndarray:
+        made = cluster(x)
+        times = [float(collective_time_s(r.op, float(r.size_bytes), float(r.ranks), 1.0, made)) for r in rows]
+        return (np.log(times) - measured) / NOISE
+
+    start = np.log([max(last.latency_s, 1e-6), last.efficiency])
+    best = least_squares(residuals, start, bounds=(np.log([1e-9, 1e-6]), [0.0, 1e-12]), loss="soft_l1")
+    latency, efficiency = (float(f"{math.exp(v):.4g}") for v in best.x)
+    error = float(np.median(np.abs(np.expm1(best.fun * NOISE))))
+    files = ", ".join(sorted({Path(row.source).name for row in rows}))
+    said = {
+        "source": f"fitted to {len(rows)} rows of {files}, median error {100 * error:.0f} %",
+        "verified": True,
+    }
+    tier |= {"latency_s": latency, "efficiency": min(efficiency, 1.0)}
+    tier["sources"] = tier.get("sources", {}) | {"latency_s": said, "efficiency": said}
+    if efficiency >= 0.999:
+        notes.append(
+            f"{last.name}: measured faster than the link of the catalog: its bandwidth may be set too low"
+        )

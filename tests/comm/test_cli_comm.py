@@ -1,0 +1,200 @@
+"""``telekit comm`` and ``telekit fit-links``: JSON alone on standard output, exit codes, one message for bad input."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from telekit.cli import main
+from telekit.cli.communication import read_bytes
+from telekit.cluster.config import load_cluster
+from telekit.comm.algorithms import ALGORITHMS
+from telekit.comm.collectives import collective_time_s
+from telekit.comm.summary import cluster_for, collective
+from telekit.errors import InputError
+
+
+@pytest.fixture
+def telekit(monkeypatch, capsys):
+    """Run a command in this process: (exit status, standard output, standard error)."""
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["telekit", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return ended.value.code or 0, out, err
+
+    return run
+
+
+def asked(op="all-reduce", cluster="h800", devices=16, size="1GiB", *more):
+    return "comm", op, "--cluster", cluster, "--devices", devices, "--bytes", size, *more
+
+
+def strict(text):
+    return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
+
+
+@pytest.mark.parametrize("op", ALGORITHMS)
+@pytest.mark.parametrize("devices", [2, 8, 24])
+def test_json_has_the_designs_fields(telekit, op, devices):
+    status, out, err = telekit(*asked(op, devices=devices), "--json")
+    found = strict(out)
+    assert (status, err) == (0, "")
+    assert found["time_s"] > 0
+    assert found["algbw_bytes_per_s"] == pytest.approx(2**30 / found["time_s"])
+    factor = {"all-reduce": 2 * (devices - 1) / devices, "broadcast": 1, "send-recv": 1}
+    ratio = found["busbw_bytes_per_s"] / found["algbw_bytes_per_s"]
+    assert ratio == pytest.approx(factor.get(op, (devices - 1) / devices))
+    assert found["algorithm"] == "measured-curve" or found["algorithm"] in ALGORITHMS[op]
+    assert found["tiers"] or found["algorithm"] == "measured-curve"
+    assert set(found["by_algorithm_s"]) <= set(ALGORITHMS[op])
+
+
+def test_a_named_algorithm_and_the_quickest(telekit):
+    quick = strict(telekit(*asked(), "--json")[1])
+    assert quick["time_s"] == min(quick["by_algorithm_s"].values())
+    for name in ALGORITHMS["all-reduce"]:
+        found = strict(telekit(*asked(), "--algorithm", name, "--json")[1])
+        assert found["algorithm"] == name
+        assert found["time_s"] == quick["by_algorithm_s"][name]
+        by_stage = {}
+        for use in found["tiers"]:
+            by_stage[use["stage"]] = max(by_stage.get(use["stage"], 0.0), use["time_s"])
+        assert found["time_s"] >= sum(by_stage.values()) * (1 - 1e-9)
+
+
+def test_inside_a_node_with_a_curve_it_is_what_estimate_takes(telekit):
+    assert "all-reduce" in load_cluster({"device": "h100", "nodes": 1}).tiers[0].curves
+    found = strict(telekit(*asked(cluster="h100", devices=8), "--json")[1])
+    assert found["algorithm"] == "measured-curve" and found["tiers"] == []
+    assert found["time_s"] == found["estimate_time_s"]
+    assert any("curve of" in note and "github:" in note for note in found["notes"])
+    links = strict(telekit(*asked(cluster="h100", devices=8), "--algorithm", "ring", "--json")[1])
+    assert links["algorithm"] == "ring" and links["tiers"]
+
+
+def test_text_says_the_same(telekit):
+    status, out, _ = telekit(*asked())
+    found = strict(telekit(*asked(), "--json")[1])
+    assert status == 0
+    assert out.startswith("all-reduce of 1.00 GiB on 16 devices of h800-16\n")
+    assert f"{found['busbw_bytes_per_s'] / 1e9:.4g} GB/s" in out
+    assert all(note in out for note in found["notes"])
+
+
+def test_a_device_means_the_nodes_that_the_group_needs():
+    assert cluster_for("h100", 8).devices == 8
+    assert cluster_for("h100", 9).devices == 16
+    assert cluster_for("h100", 4, 8).devices == 32
+    assert cluster_for("deepseek-v3-h800-2048", 16).devices == 2048
+
+
+def test_strided_groups_go_over_the_network():
+    near = collective("all-gather", "h800", 4, 1e9)
+    far = collective("all-gather", "h800", 4, 1e9, stride=8)
+    assert [use["tier"] for use in far.tiers] == ["cluster"]
+    assert far.time_s > 2 * near.time_s
+    site = cluster_for("h800", 4, 8)
+    assert far.time_s == pytest.approx(float(collective_time_s("all-gather", 1e9, 4, 8, site)), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "text, size",
+    [
+        ("1073741824", 2**30),
+        ("1e9", 1e9),
+        ("1GiB", 2**30),
+        ("64MB", 64e6),
+        ("1.5 KiB", 1536),
+        ("512B", 512),
+        ("2kB", 2000),
+        ("3TB", 3e12),
+        ("1_000", 1000),
+    ],
+)
+def test_sizes(text, size):
+    assert read_bytes(text) == size
+
+
+@pytest.mark.parametrize(
+    "text", ["64M", "1G", "1Gb", "8b", "1iB", "1Gi", "-1", "0x10", "many", "", "nan", "1e", "1 2"]
+)
+def test_sizes_that_are_none_or_may_be_several(text):
+    with pytest.raises(InputError, match=r"bytes = .*(is no size|may mean several)"):
+        read_bytes(text)
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (asked("all-together"), "known: all-reduce, all-gather"),
+        (asked(devices=1), "devices = 1: must be a whole number of at least 2"),
+        (asked(size="0"), "bytes = 0.0: must be more than 0"),
+        (asked(size="1e400"), "bytes = inf"),
+        (asked(size="64M"), "64MB (powers of 1000) or 64MiB (of 1024)"),
+        (asked(cluster="telechat3-910b-256", devices=512), "telechat3-910b-256 has 256 devices"),
+        (asked(cluster="h900"), "did you mean"),
+        (asked(cluster="none.yaml"), "none.yaml"),
+        (
+            asked("broadcast", "h100", 8, "1e9", "--algorithm", "tree"),
+            "no algorithm of broadcast; known: ring",
+        ),
+        (asked("all-gather", "h100", 12, "1e9", "--algorithm", "hierarchical"), "ring would work"),
+        (asked("all-gather", "h100", 8, "1e9", "--stride", 0), "stride = 0"),
+    ],
+)
+def test_bad_input_is_one_message(telekit, words, says):
+    status, out, err = telekit(*words, "--json")
+    assert (status, out) == (2, "")
+    assert err.startswith("telekit: ") and says in err and "Traceback" not in err
+
+
+def test_all_problems_at_once(telekit):
+    _, _, err = telekit(*asked(devices=0, size="0"), "--stride", -1)
+    assert "3 problems" in err
+
+
+LOG = """# nThread 1 nGpus 8 minBytes 65536 maxBytes 1073741824 step: 4(factor) warmup iters: 5 iters: 20 validation: 1
+#                                                              out-of-place                       in-place
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+       65536         16384     float     sum      -1    19.54    3.35    5.87      0    19.50    3.36    5.88      0
+      262144         65536     float     sum      -1    20.43   12.83   22.45      0    20.40   12.85   22.49      0
+     1048576        262144     float     sum      -1    27.37   38.31   67.04      0    27.30   38.41   67.22      0
+     4194304       1048576     float     sum      -1    54.19   77.40  135.44      0    54.10   77.53  135.68      0
+    16777216       4194304     float     sum      -1   123.80  135.52  237.16      0   123.80  135.52  237.16      0
+    67108864      16777216     float     sum      -1   324.70  206.68  361.69      0   324.70  206.68  361.69      0
+   268435456      67108864     float     sum      -1  1112.50  241.29  422.26      0  1112.50  241.29  422.26      0
+  1073741824     268435456     float     sum      -1  4029.40  266.48  466.33      0  4029.40  266.48  466.33      0
+"""
+"""Published rows of an 8-GPU H100 node (github:NVIDIA/dgxc-benchmarking, nccl/README.md), as nccl-tests prints."""
+
+
+@pytest.mark.parametrize("ending", ["yaml", "json"])
+def test_a_log_becomes_a_cluster_that_prices_its_own_rows(telekit, tmp_path, ending):
+    log, out = tmp_path / "all_reduce.log", tmp_path / f"mine.{ending}"
+    log.write_text(LOG, encoding="utf-8")
+    words = ("fit-links", log, "--device", "h100", "--op", "all-reduce", "--out", out)
+    status, said, err = telekit(*words, "--json")
+    assert (status, err) == (0, "")
+    fit = strict(said)["curves"]["all-reduce"]
+    assert fit["errors"]["fit"] < 0.05
+    for name, (low, high) in fit["intervals"].items():
+        assert low <= fit["parameters"][name] <= high
+    found = strict(telekit(*asked(cluster=out, devices=8), "--json")[1])
+    assert found["cluster"] == "mine" and found["algorithm"] == "measured-curve"
+    assert found["time_s"] == pytest.approx(4029.4e-6, rel=0.1)
+    status, text, _ = telekit(*words)
+    assert status == 0 and "median error" in text and str(out) in text.replace("\n", "")
+
+
+def test_a_log_of_nothing_is_refused(telekit, tmp_path):
+    log = tmp_path / "empty.log"
+    log.write_text("nothing here\n", encoding="utf-8")
+    status, out, err = telekit("fit-links", log, "--device", "h100", "--out", tmp_path / "x.yaml")
+    assert (status, out) == (2, "") and err.startswith("telekit: ")
+    assert not (tmp_path / "x.yaml").exists()
