@@ -13,6 +13,7 @@ from telekit.cli.catalog import clusters, count, models
 from telekit.cli.communication import comm, fit_links
 from telekit.cli.experts import dispatch
 from telekit.cli.jobs import estimate, plan
+from telekit.cli.packing import pack
 from telekit.cli.pipelines import balance, pipeline
 from telekit.errors import TelekitError
 
@@ -82,6 +83,7 @@ for command in (
     pipeline,
     comm,
     fit_links,
+    pack,
     dispatch,
 ):
     app.command()(command)

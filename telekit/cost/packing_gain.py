@@ -1,0 +1,149 @@
+"""What balancing packed samples gains a whole job: the packing floor's comparison, with the step's other costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+from pydantic import ValidationError
+
+from telekit.cluster.config import ClusterConfig, load_cluster
+from telekit.cost.layers import Site
+from telekit.cost.step import step_cost
+from telekit.errors import InputError, bad, from_pydantic
+from telekit.job import Job
+from telekit.layout.config import ParallelConfig
+from telekit.model.huggingface import load_model
+from telekit.packing.gain import Gain, Setting, gain
+from telekit.training.config import TrainConfig
+from telekit.training.documents import LengthDistribution
+
+TOKENS_OF_36B = 512 * 8192
+"""Tokens of a global batch of TeleChat3-36B's published layout: 128 ranks, 4 micro-batches, 8,192 tokens."""
+
+
+def setting_of(job: Job) -> Setting:
+    """Read a job as balancing sees it, with what no sample changes: gradient reduction left open, the optimizer.
+
+    Raises
+    ------
+    InputError
+        For a layout that breaks a rule.
+    """
+    problems = job.problems()
+    if problems:
+        raise InputError(problems)
+    cost = step_cost(Site(job.model, job.cluster, job.train, job.layout))
+    found = Setting.of(job, float(cost.comm_s), float(cost.dp_comm_s + cost.optimizer_s))
+    if job.layout.cp == 1:
+        return found
+    return replace(
+        found, assumptions=(*found.assumptions, f"{job.layout.cp} context ranks share each document evenly.")
+    )
+
+
+def resized(job: Job, seq_len: int, dp: int, micro_batches: int, cp: int | None = None) -> Job:
+    """Return a job with other samples, ranks and micro-batches; its devices follow.
+
+    Raises
+    ------
+    InputError
+        For numbers that a job does not take.
+    """
+    degrees = {"dp": dp} if cp is None else {"dp": dp, "cp": cp}
+    batch = dp * micro_batches * job.layout.micro_batch
+    try:
+        layout = ParallelConfig.model_validate({**dict(job.layout), **degrees})
+        train = TrainConfig.model_validate({**dict(job.train), "seq_len": seq_len, "global_batch": batch})
+        devices = layout.tp * layout.cp * layout.pp * dp
+        cluster = ClusterConfig.model_validate({**dict(job.cluster), "devices": devices})
+    except ValidationError as error:
+        raise from_pydantic(error) from None
+    return Job(job.model, cluster, train, layout)
+
+
+def packing_gain(job: Job, lengths: LengthDistribution | Any, **options: Any) -> Gain:
+    """Compare policies for a job; ``options`` as in :func:`telekit.packing.gain.gain`."""
+    return gain(setting_of(job), lengths, **options)
+
+
+def telechat3_36b(seq_len: int = 8192) -> Job:
+    """TeleChat3-36B's published layout on 2,048 Ascend 910B, and the same stretched to longer sequences.
+
+    Published (github:Tele-AI/TeleChat3, finetune_telechat3_36b.yaml): DP 128, TP 8, PP 2 with two chunks a stage, 4
+    micro-batches of one sequence of 8,192 tokens. Its scheduler, seqpipe, is taken as interleaved 1F1B. Longer
+    sequences keep the tokens of a device and of a global batch: context parallelism takes the factor over from data
+    parallelism (CP 4, DP 32 at 32,768; CP 16, DP 8 at 131,072), so that memory stays as it is.
+
+    Raises
+    ------
+    InputError
+        For a length that is not 8,192 times 1, 2, 4, ... 128.
+    """
+    if seq_len not in {8192 << k for k in range(8)}:
+        raise bad("seq_len", seq_len, "must be 8192 times 1, 2, 4, ... 128", "32768 works")
+    factor = seq_len // 8192
+    layout = ParallelConfig(tp=8, pp=2, vpp=2, cp=factor, dp=128 // factor, schedule="interleaved-1f1b")
+    train = TrainConfig(seq_len=seq_len, global_batch=TOKENS_OF_36B // seq_len)
+    return Job(load_model("telechat3-36b"), load_cluster("telechat3-910b-2048"), train, layout)
+
+
+def when_it_matters(
+    lengths: LengthDistribution | Any,
+    seq_lens: Sequence[int] = (4096, 8192, 32768, 131072),
+    hidden_sizes: Sequence[int] = (2048, 8192),
+    dps: Sequence[int] = (8, 64),
+    pps: Sequence[int] = (1, 4),
+    micro_batches: int = 8,
+    policy: str = "balanced",
+    batches: int = 5,
+    seed: int = 0,
+    device: str = "h100",
+) -> list[dict[str, Any]]:
+    """Gain over sequence length, width, data-parallel ranks and stages, of dense models with Llama's proportions.
+
+    32 layers, heads of 128, feed-forward blocks of 8/3 of the width, no tensor or context parallelism, 1F1B; memory is
+    not asked for. Attention weighs as document length over width, so long documents and narrow models gain; more ranks
+    raise the slowest of them above the mean, more micro-batches a rank even it out.
+
+    Returns
+    -------
+    list of dict
+        ``seq_len``, ``hidden_size``, ``dp``, ``pp``, and of the policy ``speedup``, ``speedup_std``,
+        ``imbalance_before``, ``imbalance``, ``speedup_if_even``.
+    """
+    found = []
+    for hidden, seq_len, pp, dp in product(hidden_sizes, seq_lens, pps, dps):
+        layout = ParallelConfig(pp=pp, dp=dp)
+        train = TrainConfig(seq_len=seq_len, global_batch=dp * micro_batches)
+        cluster = load_cluster({"device": device, "devices": dp * pp})
+        job = Job(load_model(llama_like(32, hidden)), cluster, train, layout)
+        compared = packing_gain(job, lengths, policies=(policy,), batches=batches, seed=seed)
+        row = compared[policy].to_dict()
+        found.append(
+            {"seq_len": seq_len, "hidden_size": hidden, "dp": dp, "pp": pp}
+            | {name: row[name] for name in ("speedup", "speedup_std", "imbalance")}
+            | {name: compared.to_dict()[name] for name in ("imbalance_before", "speedup_if_even")}
+        )
+    return found
+
+
+def llama_like(
+    layers: int, hidden: int, inner: int | None = None, heads: int | None = None
+) -> dict[str, Any]:
+    """Fields of a dense model with Llama's proportions: heads of 128, feed-forward blocks of 8/3 of the width."""
+    heads = heads or max(hidden // 128, 1)
+    return {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "intermediate_size": inner or -(-8 * hidden // (3 * 256)) * 256,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "vocab_size": 32000,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+    }
