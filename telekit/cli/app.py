@@ -12,6 +12,7 @@ import typer
 from telekit.cli.catalog import clusters, count, models
 from telekit.cli.communication import comm, fit_links
 from telekit.cli.experts import dispatch
+from telekit.cli.fusion import fuse
 from telekit.cli.jobs import estimate, plan
 from telekit.cli.packing import pack
 from telekit.cli.pipelines import balance, pipeline
@@ -85,5 +86,6 @@ for command in (
     fit_links,
     pack,
     dispatch,
+    fuse,
 ):
     app.command()(command)
