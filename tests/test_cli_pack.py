@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from telekit.cli.app import app
 from telekit.errors import InputError
+from telekit.packing import batch
 from telekit.packing.batch import PACKERS, balance_batch
 from telekit.packing.context import split
 
@@ -144,3 +145,82 @@ def test_a_job_that_cannot_run_so_is_refused(tmp_path):
     job.write_text(JOB)
     result = ran("wlb-llm", "--seq-len", 8192, "--dp", 4, "--micro-batches", 1, "--job", job)
     assert isinstance(result.exception, InputError)  # interleaving takes a multiple of 2 micro-batches
+
+
+EXPERTS = """
+model: qwen3-30b-a3b
+cluster: {device: h100, devices: 8}
+train: {seq_len: 4096, global_batch: 32}
+layout: {dp: 8, ep: 8}
+"""
+
+
+def test_ranks_that_meet_in_layers_are_made_alike(tmp_path):
+    job = tmp_path / "job.yaml"
+    job.write_text(EXPERTS)
+    options = ("--seq-len", 4096, "--dp", 8, "--micro-batches", 4, "--job", job)
+    usual, balanced = answer("wlb-llm", *options), answer("wlb-llm", *options, "--policy", "balanced")
+    assert usual["policy"] == "alike"
+    assert usual["step_after"]["step_s"] < balanced["step_after"]["step_s"]
+    assert usual["step_after"]["step_s"] < usual["step_before"]["step_s"]
+    assert "do not bound it" in " ".join(ran("wlb-llm", *options).stdout.split())
+    assert answer("wlb-llm", *options[:6])["policy"] == "balanced"
+
+
+def test_a_step_is_said_by_tokens_where_documents_are_left(tmp_path, monkeypatch):
+    monkeypatch.setattr(batch, "ROOM", 1.0)  # so that some find no room
+    job = tmp_path / "job.yaml"
+    job.write_text(JOB)
+    options = ("--seq-len", 8192, "--dp", 4, "--micro-batches", 2, "--job", job, "--policy", "by work")
+    found = answer("wlb-llm", *options)
+    assert found["documents_left"] > 0
+    before, after = (found[f"tokens_{when}"] for when in ("before", "after"))
+    assert after < before == 8 * 8192
+    ratio = found["step_before"]["step_s"] / found["step_after"]["step_s"]
+    assert found["speedup"] == pytest.approx(ratio * after / before)
+    assert f"{found['speedup']:.4f} times" in ran("wlb-llm", *options).stdout
+
+
+@pytest.mark.parametrize(
+    ("cp", "works"), [(3, "cp 2 works"), (65537, "cp 4096 works"), (8192, "cp 4096 works")]
+)
+def test_context_ranks_must_cut_the_sample(cp, works):
+    result = ran("wlb-llm", "--seq-len", 8192, "--dp", 2, "--micro-batches", 2, "--cp", cp)
+    assert isinstance(result.exception, InputError)
+    assert "2 * cp must divide" in str(result.exception)
+    assert works in str(result.exception)
+
+
+def test_options_that_would_do_nothing_are_refused(lengths):
+    sizes = ("--seq-len", 8, "--dp", 2, "--micro-batches", 1)
+    for name, option in (
+        ("wlb-llm", ("--field", "length")),
+        (lengths, ("--samples", 4)),
+        (lengths, ("--seed", 4)),
+    ):
+        result = ran(name, *sizes, *option)
+        assert isinstance(result.exception, InputError)
+        assert f"leave {option[0]} out" in str(result.exception)
+
+
+def test_a_name_that_no_file_can_have_is_refused():
+    for name in ("x" * 300, "x" * 300 + ".csv"):
+        result = ran(name, "--seq-len", 8, "--dp", 2, "--micro-batches", 1)
+        assert isinstance(result.exception, InputError)
+
+
+def test_what_context_ranks_share_is_said_once(tmp_path):
+    job = tmp_path / "job.yaml"
+    job.write_text(JOB.replace("vpp: 2", "vpp: 2, cp: 2"))
+    options = ("--seq-len", 8192, "--dp", 2, "--micro-batches", 2, "--job", job)
+    for more in ((), ("--cp", 2)):
+        said = answer("wlb-llm", *options, *more)["assumptions"]
+        assert sum("context ranks" in line.lower() for line in said) == 1
+
+
+def test_numpy_counts_are_counts():
+    whole = np.int64
+    plain = balance_batch([4, 12, 16, 16], 16, 1, 2)
+    assert (
+        balance_batch([4, 12, 16, 16], whole(16), whole(1), whole(2), whole(1)).to_dict() == plain.to_dict()
+    )

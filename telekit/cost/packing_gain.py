@@ -7,16 +7,20 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
+import numpy as np
 from pydantic import ValidationError
 
 from telekit.cluster.config import ClusterConfig, load_cluster
 from telekit.cost.layers import Site
-from telekit.cost.step import step_cost
+from telekit.cost.step import StepCost, step_cost
 from telekit.errors import InputError, bad, from_pydantic
 from telekit.job import Job
 from telekit.layout.config import ParallelConfig
 from telekit.model.huggingface import load_model
 from telekit.packing.gain import Gain, Setting, gain
+from telekit.packing.plan import Plan
+from telekit.packing.timing import pipeline_s
+from telekit.pipeline.simulate import SIMULATED
 from telekit.training.config import TrainConfig
 from telekit.training.documents import LengthDistribution
 
@@ -37,11 +41,27 @@ def setting_of(job: Job) -> Setting:
         raise InputError(problems)
     cost = step_cost(Site(job.model, job.cluster, job.train, job.layout))
     found = Setting.of(job, float(cost.comm_s), float(cost.dp_comm_s + cost.optimizer_s))
+    found = replace(found, plan=_leveled(job, cost, found.plan))
     if job.layout.cp == 1:
         return found
     return replace(
         found, assumptions=(*found.assumptions, f"{job.layout.cp} context ranks share each document evenly.")
     )
+
+
+def _leveled(job: Job, cost: StepCost, plan: Plan) -> Plan:
+    """Complete a plan so that equal micro-batches take what :func:`telekit.cost.estimate.estimate` says."""
+    forward, backward = np.asarray(cost.forward_s), np.asarray(cost.backward_s)
+    weight, pair = cost.weight_s / backward, 1 - cost.hidden_s / (forward + backward)
+    plan = replace(plan, weight_share=_rows(weight), pair_share=_rows(pair))
+    if job.layout.schedule in SIMULATED:
+        return plan
+    f, b = (np.broadcast_to(x, (job.micro_batches, *x.shape)) for x in (forward, backward))
+    return replace(plan, level=float(cost.pipeline_s / pipeline_s(f, b, plan)[0]))
+
+
+def _rows(table: Any) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(row) for row in table.tolist())
 
 
 def resized(job: Job, seq_len: int, dp: int, micro_batches: int, cp: int | None = None) -> Job:

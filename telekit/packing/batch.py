@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from telekit.errors import InputError, Problem, bad
+from telekit.errors import InputError, bad
+from telekit.layout.repairs import nearest_divisor
 from telekit.packing.balance import lower_bound
 from telekit.packing.context import How, split
 from telekit.packing.gain import ROOM, Setting, part_of
+from telekit.packing.inputs import check_counts
 from telekit.packing.pack import Packed, best_fit, by_work, concatenate, first_fit, next_fit
-from telekit.packing.policies import BY_WORK, arrange, checked_policies
+from telekit.packing.policies import AS_GIVEN, BY_WORK, arrange, checked_policies
 from telekit.packing.step import Step, order_micro_batches, run_step
 from telekit.training.documents import MAX_LENGTH, checked_lengths
 
@@ -55,6 +57,8 @@ class Batch:
         The steps, where a job says what things cost.
     assumptions : tuple of str
         What was taken for granted.
+    tokens : (int, int)
+        Of the samples as they came, and of these; they differ where documents are left.
     """
 
     policy: str
@@ -69,6 +73,19 @@ class Batch:
     before: Step | None
     after: Step | None
     assumptions: tuple[str, ...]
+    tokens: tuple[int, int]
+
+    @property
+    def speedup(self) -> float | None:
+        """Tokens a second over those of the samples as they came; None without a job."""
+        if self.before is None or self.after is None:
+            return None
+        return float(self.before.step_s / self.after.step_s) * self.tokens[1] / self.tokens[0]
+
+    @property
+    def in_layers(self) -> bool:
+        """Whether ranks meet in every layer, so that a rank's sum of work says little of the step."""
+        return self.after is not None and self.after.plan.meets == "layer"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -80,6 +97,8 @@ class Batch:
             "work_unit": self.unit,
             "samples": self.packed.samples,
             "samples_left": self.samples_left,
+            "tokens_before": self.tokens[0],
+            "tokens_after": self.tokens[1],
             "documents_left": self.documents_left,
             "padding_share": 0.0 if self.policy == BY_WORK else self.packed.padding_share,
             "assignment": self.assignment.tolist(),
@@ -90,7 +109,11 @@ class Batch:
             "assumptions": list(self.assumptions),
         }
         if self.before and self.after:
-            found |= {"step_before": self.before.to_dict(), "step_after": self.after.to_dict()}
+            found |= {
+                "step_before": self.before.to_dict(),
+                "step_after": self.after.to_dict(),
+                "speedup": self.speedup,
+            }
         return found
 
     def text(self) -> str:
@@ -103,13 +126,9 @@ class Batch:
             f"left over             {self.samples_left} samples, {self.documents_left} documents",
             f"imbalance before      {self.imbalance_before:.4f}",
             f"imbalance after       {self.imbalance_after:.4f}  ({self.policy})",
-            f"lower bound           {self.lower_bound:.4f}",
+            f"lower bound           {self.lower_bound:.4f}  (of a rank's sum of work over the mean, in any assignment)",
+            *self._steps(),
         ]
-        if self.before and self.after:
-            before, after = float(self.before.step_s), float(self.after.step_s)
-            lines.append(
-                f"step                  {before:.4g} s -> {after:.4g} s ({before / after:.4f} times)"
-            )
         rows = [
             " ".join("+".join(map(str, micro.tolist())) for micro in rank) for rank in self.assignment[:16]
         ]
@@ -118,6 +137,24 @@ class Batch:
             lines.append(f"... {ranks - len(rows)} more ranks (--json has them)")
         return "\n".join([*lines, "Assumed:", *(f"  - {line}" for line in self.assumptions)])
 
+    def _steps(self) -> list[str]:
+        """Say what the steps take, by tokens where documents are left, and what they depend on."""
+        if self.before is None or self.after is None:
+            return []
+        before, after = float(self.before.step_s), float(self.after.step_s)
+        lines = [f"step                  {before:.4g} s -> {after:.4g} s"]
+        if self.tokens[0] != self.tokens[1]:
+            lines.append(f"tokens                {self.tokens[0]:,} -> {self.tokens[1]:,}")
+        lines.append(f"tokens a second       {self.speedup:.4f} times")
+        if self.in_layers:
+            waits = [float(s.layer_wait_s.mean() / s.step_s) for s in (self.before, self.after)]
+            lines += [
+                f"waiting in layers     {waits[0]:.2%} -> {waits[1]:.2%} of the step, a mean rank",
+                "Ranks meet in every layer: the step follows the slowest of each micro-batch; imbalance and bound are "
+                "of ranks' sums, and do not bound it.",
+            ]
+        return lines
+
 
 def balance_batch(
     lengths: ArrayLike,
@@ -125,7 +162,7 @@ def balance_batch(
     ranks: int,
     micro_batches: int,
     cp: int = 1,
-    policy: str = "balanced",
+    policy: str | None = None,
     packer: str = "concatenate",
     cut: bool = False,
     setting: Setting | None = None,
@@ -141,9 +178,13 @@ def balance_batch(
     ranks, micro_batches : int
         Data-parallel ranks, micro-batches of each.
     cp : int
-        Context ranks; without a job the busiest one's pairs count, of a sample split per sequence.
-    policy, packer : str
-        Names of :data:`~telekit.packing.policies.POLICIES` and of :data:`PACKERS`.
+        Context ranks; without a job the busiest one's pairs count, of a sample split per sequence. ``2 * cp`` divides
+        the sample.
+    policy : str, optional
+        A name of :data:`~telekit.packing.policies.POLICIES`; ``alike`` where the job's ranks meet in every layer,
+        else ``balanced``, when nothing is said.
+    packer : str
+        A name of :data:`PACKERS`.
     cut : bool
         Whether documents longer than a sample are cut, and not refused.
     setting : Setting, optional
@@ -154,21 +195,22 @@ def balance_batch(
     InputError
         For lengths, counts and names that do not work, and for fewer samples than the ranks take.
     """
-    checked_policies((policy,))
+    policy = _usual(setting) if policy is None else checked_policies((policy,))[0]
     if packer not in PACKERS:
         raise bad("pack", packer, f"must be one of {', '.join(PACKERS)}")
     checked_counts(seq_len=seq_len, dp=ranks, micro_batches=micro_batches, cp=cp)
+    check_context(int(seq_len), int(cp))
     shape = ranks, micro_batches, setting.micro_batch if setting else 1
     one, samples_left = _first_batch(lengths, seq_len, shape, packer, cut)
     times = _times(one, cp, setting)
     work = sum(t.sum(axis=1).mean(axis=1) for t in times)
-    before = arrange("as given", work, *shape)
+    before = arrange(AS_GIVEN, work, *shape)
     imbalance_before, step_before = _run(times, before, setting)
     again, own = (one, times) if policy != BY_WORK else _packed_by_work(one, cp, setting, times)
     work = sum(t.sum(axis=1).mean(axis=1) for t in own)
     bound = lower_bound(work, ranks, shape[1] * shape[2]) * ranks / float(work.sum())
     after = arrange(policy, work, *shape)
-    if setting and policy != "as given":
+    if setting and policy != AS_GIVEN:
         forward, backward = (t[after].sum(axis=2) for t in own)
         order = order_micro_batches(forward, backward, setting.plan, by_part=True)
         after = np.take_along_axis(after, order[..., None], axis=1)
@@ -177,6 +219,7 @@ def balance_batch(
     return Batch(
         policy, again, after, imbalance_before, imbalance_after, bound, samples_left, again.left.size,
         unit, step_before, step_after, _said(policy, packer, cp, setting),
+        (int(one.tokens.sum()), int(again.tokens.sum())),
     )  # fmt: skip
 
 
@@ -231,13 +274,20 @@ def _packed_by_work(
 
 def checked_counts(**counts: int) -> None:
     """Raise an InputError of all counts that are none."""
-    wrong = [
-        Problem(name, n, f"must be a whole number from 1 to {MAX_LENGTH:,}", f"{name} 1 works")
-        for name, n in counts.items()
-        if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= MAX_LENGTH
-    ]
-    if wrong:
-        raise InputError(wrong)
+    check_counts(MAX_LENGTH, **counts)
+
+
+def check_context(seq_len: int, cp: int) -> None:
+    """Refuse context ranks that do not cut a sample into two equal pieces each: a job's rule."""
+    if cp > 1 and seq_len % (2 * cp):
+        works = nearest_divisor(seq_len // 2, cp) if seq_len % 2 == 0 else 1
+        rule = f"2 * cp must divide the sample ({seq_len} tokens) so that causal work is shared evenly"
+        raise bad("cp", cp, rule, f"cp {works} works")
+
+
+def _usual(setting: Setting | None) -> str:
+    """Policy when nothing is said."""
+    return "alike" if setting and setting.plan.meets == "layer" else "balanced"
 
 
 def _too_long(lengths: Ints, seq_len: int) -> InputError:
@@ -256,8 +306,6 @@ def _said(policy: str, packer: str, cp: int, setting: Setting | None) -> tuple[s
         )
     if setting:
         said += [setting.plan.why, *setting.assumptions]
-        if cp > 1:
-            said.append("Context ranks share each document evenly.")
     else:
         said.append("No job: work is counted in causal pairs, which is attention alone.")
         if cp > 1:

@@ -22,7 +22,8 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from telekit.errors import bad
+from telekit.errors import InputError, Problem, bad
+from telekit.packing.inputs import counts
 from telekit.training.documents import MAX_LENGTH, checked_lengths
 
 Int = NDArray[np.int64]
@@ -121,11 +122,27 @@ class TileCost:
         Seconds of one pair inside a tile, masked or not.
     token_s : float
         Seconds of one place, padding included, outside attention.
+
+    Raises
+    ------
+    InputError
+        A tile that is none, or a time that is negative or not finite.
     """
 
     tile: int = 128
     pair_s: float = 1.0
     token_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        problems = []
+        if not counts(self.tile):
+            problems.append(Problem("tile", self.tile, "must be a whole number from 1", "128 works"))
+        for name in ("pair_s", "token_s"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float | np.number) or not 0 <= value < np.inf:
+                problems.append(Problem(name, value, "must be a time of 0 or more", "1.0 works"))
+        if problems:
+            raise InputError(problems)
 
     def __call__(self, split: Split) -> NDArray[np.float64]:
         """Seconds of each rank (cp,)."""
@@ -215,6 +232,8 @@ def choose(
     among : tuple of str
         Ways to choose from; the first of equals is taken.
     """
+    if not among:
+        raise bad("among", "none", "must name at least one way", f"{HOWS[-1]} works")
     price = TileCost() if cost is None else cost
     return min(among, key=lambda how: float(np.max(np.asarray(price(split(lengths, cp, how)), float))))
 

@@ -45,16 +45,16 @@ class Slots:
 
     def swap(self, a: Ints, i: Ints, b: Ints, j: Ints) -> None:
         """Exchange slots ``i`` of rows ``a`` with slots ``j`` of rows ``b``; no row twice."""
-        moved = self.work[a, i] - self.work[b, j]
-        self.loads[a] -= moved
-        self.loads[b] += moved
-        if self.tokens is not None and self.held is not None:
-            grown = self.tokens[b, j] - self.tokens[a, i]
-            self.held[a] += grown
-            self.held[b] -= grown
-        for table in (self.index, self.work, self.tokens):
+        width = self.work.shape[1]
+        one, other = a * width + i, b * width + j  # one index is quicker than two
+        for table, sums in ((self.index, None), (self.work, self.loads), (self.tokens, self.held)):
             if table is not None:
-                table[a, i], table[b, j] = table[b, j], table[a, i]
+                flat = table.reshape(-1)
+                mine, theirs = flat[one], flat[other]
+                flat[one], flat[other] = theirs, mine
+                if sums is not None:
+                    sums[a] += theirs - mine
+                    sums[b] -= theirs - mine
 
     def fits(self, a: Ints, b: Ints) -> NDArray[np.bool_]:
         """Which exchanges keep both rows within the cap, shape (rows, slots of a, slots of b)."""
@@ -112,16 +112,17 @@ def _level_pairs(rows: Slots, turn: int) -> bool:
     ranks, width = rows.work.shape
     order = rows.loads.argsort()
     pairs = min(ranks // 2, max(_WIDEST // width**2, 1))
-    low, high = np.roll(order[:pairs], turn), order[ranks - pairs :][::-1]
-    moved = rows.work[high][:, :, None] - rows.work[low][:, None, :]
+    at = np.arange(pairs)
+    low, high = order[(at - turn) % pairs], order[ranks - 1 - at]
     lead = rows.loads[high] - rows.loads[low]
-    off = np.abs(moved - (lead / 2)[:, None, None])
+    above = rows.work[high] - (lead / 2)[:, None]  # so that what is sought is the least difference
+    off = above[:, :, None] - rows.work[low][:, None, :]
+    np.abs(off, out=off)
     if rows.tokens is not None:
         off[~rows.fits(high, low)] = np.inf
-    at = np.arange(pairs)
     best = off.reshape(pairs, -1).argmin(axis=1)
     i, j = best // width, best % width
-    gain = moved[at, i, j]
+    gain = rows.work[high, i] - rows.work[low, j]
     good = (gain > 1e-9 * lead) & (gain < lead * (1 - 1e-9)) & np.isfinite(off[at, i, j])
     if not good.any():
         return False

@@ -12,8 +12,9 @@ from numpy.typing import ArrayLike, NDArray
 from telekit.errors import InputError, Problem, bad
 from telekit.job import Job
 from telekit.packing.balance import lower_bound
+from telekit.packing.inputs import counts
 from telekit.packing.pack import Packed, by_work, concatenate
-from telekit.packing.policies import BY_WORK, arrange, checked_policies
+from telekit.packing.policies import AS_GIVEN, BY_WORK, ORDERED, arrange, checked_policies
 from telekit.packing.step import Plan, order_micro_batches, run_step
 from telekit.packing.work import WorkModel
 from telekit.training.documents import LengthDistribution, checked_lengths
@@ -21,7 +22,7 @@ from telekit.training.documents import LengthDistribution, checked_lengths
 Floats = NDArray[np.float64]
 Times = tuple[Floats, Floats]
 
-USUAL = ("as given", "longest-first", "karmarkar-karp", "balanced", BY_WORK)
+USUAL = (AS_GIVEN, "longest-first", "karmarkar-karp", "balanced", BY_WORK)
 """Policies that are compared when nothing is said; ``optimal`` takes seconds for each batch."""
 ROOM = 1.25
 """Tokens that a sample packed by work may hold, over those of a usual one: memory must have room. Assumed."""
@@ -97,7 +98,9 @@ class PolicyGain:
     step_s : array
         Seconds of the step.
     speedup : array
-        Tokens a second over those of the samples as given.
+        Tokens a second over those of the samples as given, its micro-batches ordered where that was asked for.
+    unordered : array
+        The same with micro-batches in the order that they came in: what the assignment gains alone.
     imbalance : array
         Work of the busiest rank over the mean.
     waiting_share : array
@@ -107,11 +110,12 @@ class PolicyGain:
     policy: str
     step_s: Floats
     speedup: Floats
+    unordered: Floats
     imbalance: Floats
     waiting_share: Floats
 
     def to_dict(self) -> dict[str, Any]:
-        """Means and spreads, for JSON."""
+        """Means and spreads, for JSON; ``ordering`` is the factor of ordering alone, on top of the assignment."""
         low, high = np.quantile(self.speedup, [0.05, 0.95])
         return {
             "policy": self.policy,
@@ -119,6 +123,8 @@ class PolicyGain:
             "speedup_std": float(self.speedup.std(ddof=1)) if self.speedup.size > 1 else 0.0,
             "speedup_q05": float(low),
             "speedup_q95": float(high),
+            "speedup_unordered": float(self.unordered.mean()),
+            "ordering": float((self.speedup / self.unordered).mean()),
             "imbalance": float(self.imbalance.mean()),
             "waiting_share": float(self.waiting_share.mean()),
             "step_s": float(self.step_s.mean()),
@@ -176,13 +182,18 @@ class Gain:
 
     def text(self) -> str:
         """Say it in lines for a person."""
-        head = f"{'policy':<16}{'speed-up':>9}{'+-':>8}{'5 %':>8}{'95 %':>8}{'imbalance':>11}{'waiting':>9}"
+        head = (
+            f"{'policy':<18}{'speed-up':>9}{'+-':>8}{'5 %':>8}{'95 %':>8}{'assignment':>12}{'ordering':>10}"
+            f"{'imbalance':>11}{'waiting':>9}"
+        )
         lines = [
-            f"{r['policy']:<16}{r['speedup']:>9.4f}{r['speedup_std']:>8.4f}{r['speedup_q05']:>8.4f}"
-            f"{r['speedup_q95']:>8.4f}{r['imbalance']:>11.4f}{r['waiting_share']:>9.2%}"
+            f"{r['policy']:<18}{r['speedup']:>9.4f}{r['speedup_std']:>8.4f}{r['speedup_q05']:>8.4f}"
+            f"{r['speedup_q95']:>8.4f}{r['speedup_unordered']:>12.4f}{r['ordering']:>10.4f}"
+            f"{r['imbalance']:>11.4f}{r['waiting_share']:>9.2%}"
             for r in self.rows()
         ]
         ends = [
+            "Speed-up is that of the assignment times that of ordering micro-batches.",
             f"No assignment is below imbalance {self.lower_bound.mean():.4f}.",
             f"Samples all alike would be {self.even.mean():.4f} times as fast.",
             "Assumed:",
@@ -213,7 +224,8 @@ def gain(
     batches, seed : int
         Global batches, and what they are drawn with.
     order : bool
-        Whether each rank's micro-batches are put in the order that its pipeline takes best (not for samples as given).
+        Whether each rank's micro-batches are put in the order that its pipeline takes best. Samples as given never
+        are; with more stages than one, ``as given, ordered`` is compared beside them.
     room : float
         Tokens that a sample packed ``by work`` holds at most, over ``seq_len``.
     progress : callable, optional
@@ -224,7 +236,8 @@ def gain(
     InputError
         For unknown policies, no batches, too few documents, or numbers that the schedule forbids.
     """
-    names = tuple(dict.fromkeys(("as given", *checked_policies(policies))))
+    ordered = (ORDERED,) if order and setting.plan.stages > 1 else ()
+    names = tuple(dict.fromkeys((AS_GIVEN, *ordered, *checked_policies(policies))))
     packed = _drawn(setting, lengths, batches, seed)
     size = setting.samples
     rows: dict[str, list[tuple[float, ...]]] = {name: [] for name in names}
@@ -238,10 +251,10 @@ def gain(
         for name in names:
             rows[name].append(_tried(setting, name, one, times, order, room))
         alike = np.tile(times[0].mean(axis=0), (size, 1, 1)), np.tile(times[1].mean(axis=0), (size, 1, 1))
-        even.append(rows["as given"][-1][0] / _step(setting, "as given", alike, False)[0])
+        even.append(rows[AS_GIVEN][-1][0] / _step(setting, AS_GIVEN, alike, False)[0])
         if progress:
             progress(batch + 1, batches, "batches")
-    base = np.array(rows["as given"])
+    base = np.array(rows[AS_GIVEN])
     found = tuple(_gain_of(name, np.array(rows[name]), base) for name in names)
     return Gain(
         found, np.array(bounds), np.array(even), batches, size * setting.seq_len, _said(setting, order, room)
@@ -249,8 +262,9 @@ def gain(
 
 
 def _gain_of(name: str, rows: Floats, base: Floats) -> PolicyGain:
-    step, imbalance, waiting, tokens = rows.T
-    return PolicyGain(name, step, base[:, 0] / step * tokens / base[:, 3], imbalance, waiting)
+    step, imbalance, waiting, unordered, tokens = rows.T
+    speedup, alone = (base[:, 0] / s * tokens / base[:, 4] for s in (step, unordered))
+    return PolicyGain(name, step, speedup, alone, imbalance, waiting)
 
 
 def _mean_stage_s(times: Times) -> Floats:
@@ -262,27 +276,28 @@ def _mean_stage_s(times: Times) -> Floats:
 def _tried(
     setting: Setting, name: str, one: Packed, times: Times, order: bool, room: float
 ) -> tuple[float, ...]:
-    """Step, imbalance, waiting share and tokens of one batch under one policy."""
+    """Step, imbalance, waiting share, step unordered and tokens of one batch under one policy."""
     tokens = int(one.tokens.sum())
     if name == BY_WORK:
         most = int(setting.seq_len * room)
         again = by_work(one.lengths, most, setting.samples, setting.work.seconds, carry_over=True)
         times, tokens = setting.varied_s(again, times), int(again.tokens.sum())
-    return (*_step(setting, name, times, order and name != "as given"), tokens)
+    return (*_step(setting, name, times, order and name != AS_GIVEN), tokens)
 
 
-def _step(setting: Setting, name: str, times: Times, order: bool) -> tuple[float, float, float]:
-    """Step, imbalance of ranks and share of waiting for other ranks."""
+def _step(setting: Setting, name: str, times: Times, order: bool) -> tuple[float, float, float, float]:
+    """Step, imbalance of ranks, share of waiting for other ranks, and the step with nothing ordered."""
     work = _mean_stage_s(times)
     chosen = arrange(name, work, setting.ranks, setting.micro_batches, setting.micro_batch)
     forward, backward = (t[chosen].sum(axis=2) for t in times)
-    if order:
+    step = run_step(forward, backward, setting.plan, by_part=True)
+    unordered = float(step.step_s)
+    if order and setting.plan.stages > 1:
         found = order_micro_batches(forward, backward, setting.plan, by_part=True)
         taken = np.arange(len(found))[:, None], found
-        forward, backward = forward[taken], backward[taken]
-    step = run_step(forward, backward, setting.plan, by_part=True)
+        step = run_step(forward[taken], backward[taken], setting.plan, by_part=True)
     waiting = (step.layer_wait_s + step.reduce_wait_s).mean() / step.step_s
-    return float(step.step_s), float(step.imbalance), float(waiting)
+    return float(step.step_s), float(step.imbalance), float(waiting), unordered
 
 
 def part_of(packed: Packed, first: int, samples: int) -> Packed:
@@ -301,7 +316,7 @@ def part_of(packed: Packed, first: int, samples: int) -> Packed:
 
 def _drawn(setting: Setting, lengths: LengthDistribution | ArrayLike, batches: int, seed: int) -> Packed:
     """Pack documents into the samples of all batches."""
-    if not isinstance(batches, int) or batches < 1 or batches * setting.samples > MOST_SAMPLES:
+    if not counts(batches) or batches * setting.samples > MOST_SAMPLES:
         rule = f"must be from 1 to {max(MOST_SAMPLES // setting.samples, 1):,} batches of {setting.samples:,} samples"
         raise bad("batches", batches, rule, "20 works")
     needed = batches * setting.samples * setting.seq_len
@@ -331,6 +346,7 @@ def _said(setting: Setting, order: bool, room: float) -> tuple[str, ...]:
     ]
     if order and setting.plan.stages > 1:
         said.append(
-            "All but the samples as given also order each rank's micro-batches by its simulated pipeline."
+            "All but the samples as given also order each rank's micro-batches by its simulated pipeline; what that "
+            "gains is apart, and as given, ordered has it alone."
         )
     return (*said, *setting.assumptions)

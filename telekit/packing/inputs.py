@@ -15,9 +15,9 @@ Ints = NDArray[np.int64]
 
 MOST_SAMPLES = 10**7
 """Samples of one global batch that are accepted; a step of 10^8 sequences is no step."""
+MOST_COUNT = 2**30
+"""Largest count of anything that is accepted."""
 _SHOWN = 8
-ROUNDING = 1e-9
-"""Relative; sums of work in another order differ by less."""
 
 
 def checked_work(work: ArrayLike, field: str = "work") -> Floats:
@@ -29,9 +29,12 @@ def checked_work(work: ArrayLike, field: str = "work") -> Floats:
         Naming the places of what is negative, infinite or not a number; for none, for too many, for a table.
     """
     try:
-        found = np.asarray(work, dtype=float)
-    except (TypeError, ValueError):
-        raise bad(field, work, "must be numbers, one a sample", "[1.0, 2.5] works") from None
+        raw = np.asarray(work)
+        found = raw.astype(float) if raw.dtype.kind in "biufO" else None  # text and complex numbers are none
+    except (TypeError, ValueError, OverflowError):
+        found = None
+    if found is None:
+        raise bad(field, work, "must be numbers, one a sample", "[1.0, 2.5] works")
     if found.ndim != 1 or not 1 <= found.size <= MOST_SAMPLES:
         shape = "x".join(map(str, found.shape)) or "a single number"
         rule = f"must be one list of 1 to {MOST_SAMPLES:,} numbers, one a sample"
@@ -53,7 +56,7 @@ def checked_ranks(samples: int, ranks: Any, per_rank: Any = None) -> None:
     problems = [
         Problem(name, value, "must be a whole number from 1", "1 works")
         for name, value in (("ranks", ranks), ("per_rank", per_rank))
-        if not (name == "per_rank" and value is None) and not _counts(value)
+        if not (name == "per_rank" and value is None) and not counts(value)
     ]
     if not problems and ranks > samples:
         rule = f"every rank needs a sample, and there are {samples}"
@@ -67,8 +70,20 @@ def checked_ranks(samples: int, ranks: Any, per_rank: Any = None) -> None:
         raise InputError(problems)
 
 
-def _counts(value: Any) -> bool:
+def counts(value: Any) -> bool:
+    """Whether this is a whole number from 1, Python's or numpy's."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= 1)
+
+
+def check_counts(most: int = MOST_COUNT, **named: Any) -> None:
+    """Raise an InputError of all these counts that are none, or above ``most``."""
+    wrong = [
+        Problem(name, n, f"must be a whole number from 1 to {most:,}", f"{name} 1 works")
+        for name, n in named.items()
+        if not counts(n) or n > most
+    ]
+    if wrong:
+        raise InputError(wrong)
 
 
 def checked_tokens(tokens: ArrayLike | None, samples: int) -> Floats:
@@ -81,7 +96,7 @@ def checked_tokens(tokens: ArrayLike | None, samples: int) -> Floats:
     return found
 
 
-def check_caps(tokens: Floats, ranks: int | None, cap: Any, per_rank: int | None = None) -> None:
+def check_caps(tokens: Floats, ranks: int | None, cap: Any) -> None:
     """Refuse a cap that no assignment keeps, as far as single samples, the sum and pairs of large ones show it."""
     if not isinstance(cap, (int, float, np.number)) or isinstance(cap, bool) or not cap > 0:
         raise bad("cap", cap, "must be a positive number of tokens", f"{tokens.sum():.0f} works")
@@ -104,7 +119,7 @@ def fewest_bound(tokens: Floats, cap: float) -> int:
     """
     falling = np.sort(tokens)[::-1]
     half = falling > cap / 2
-    best = int(np.ceil(falling.sum() / cap * (1 - 1e-12)))
+    best = max(int(np.ceil(falling.sum() / cap * (1 - 1e-12))), 1)
     for a in np.concatenate([[0.0], np.unique(falling[~half])])[:1000]:
         alone = falling > cap - a
         paired = half & ~alone

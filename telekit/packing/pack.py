@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from telekit.errors import bad
+from telekit.packing.inputs import MOST_SAMPLES, check_counts, checked_work
 from telekit.training.documents import MAX_DOCUMENTS, MAX_LENGTH, checked_lengths
 
 Int = NDArray[np.int64]
@@ -270,15 +271,18 @@ def by_work(
     Raises
     ------
     InputError
-        Documents find no room, and ``carry_over`` is not set.
+        Documents find no room, and ``carry_over`` is not set; work that is negative, not finite or not one a piece; too
+        many samples.
     """
     pieces, source, seq_len = _cut(lengths, seq_len)
-    if not isinstance(samples, int | np.integer) or samples < 1:
-        raise bad("samples", samples, "must be a whole number of 1 or more")
+    check_counts(MOST_SAMPLES, samples=samples)
     order = _longest_first(pieces)
     pieces, source = pieces[order], source[order]
-    work = np.broadcast_to(np.asarray(work_of(pieces), float), pieces.shape)
-    placed = _least_work(pieces.tolist(), work.tolist(), int(samples), seq_len)
+    work = checked_work(work_of(pieces), "work_of") if pieces.size else np.zeros(0)
+    if work.shape != pieces.shape:
+        raise bad("work_of", f"{work.size} numbers", f"must give one for each of {pieces.size} pieces")
+    # of empty samples the first is filled first: more than there are pieces never are
+    placed = _least_work(pieces.tolist(), work.tolist(), min(int(samples), pieces.size), seq_len)
     left = placed < 0
     if left.any() and not carry_over:
         rule = f"{int(left.sum()):,} documents of {int(pieces[left].sum()):,} tokens find no room"

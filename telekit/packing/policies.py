@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from telekit.errors import InputError, Problem
 from telekit.packing.balance import as_given, balanced, karmarkar_karp, longest_first
+from telekit.packing.inputs import check_counts, checked_work
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -46,11 +47,16 @@ def _alike(work: Floats, ranks: int, per_rank: int) -> Ints:
     return rank
 
 
+AS_GIVEN = "as given"
+ORDERED = "as given, ordered"
+"""Samples as given, whose micro-batches are put in the order that each rank's pipeline takes best: what ordering alone
+gains. Without a pipeline it is as given."""
 BY_WORK = "by work"
 """Packs the batch's documents anew, so that samples agree in work (not in tokens); the others keep samples whole."""
 
 POLICIES: dict[str, Callable[[Floats, int, int], Ints]] = {
-    "as given": _as_given,
+    AS_GIVEN: _as_given,
+    ORDERED: _as_given,
     "longest-first": _longest_first,
     "karmarkar-karp": _karmarkar_karp,
     "balanced": _balanced,
@@ -65,9 +71,9 @@ every layer: among all ways to line up equally many samples it makes the sum of 
 def checked_policies(names: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names, or name those that are no policy."""
     wrong = [
-        Problem("policy", name, f"must be one of {', '.join(POLICIES)}", "balanced works")
+        Problem("policy", name, f"must be one of {'; '.join(POLICIES)}", "balanced works")
         for name in names
-        if name not in POLICIES
+        if not isinstance(name, str) or name not in POLICIES
     ]
     if wrong or not names:
         raise InputError(wrong or [Problem("policy", "none", "name at least one", "balanced works")])
@@ -89,8 +95,8 @@ def arrange(policy: str, work: ArrayLike, ranks: int, micro_batches: int, micro_
     Returns
     -------
     array (ranks, micro_batches, micro_batch)
-        Indices of samples. ``as given`` keeps their order; ``alike`` lines up falling micro-batches; the others leave
-        the order inside a rank as the samples came.
+        Indices of samples. ``as given`` keeps their order (``as given, ordered`` too: ordering comes later);
+        ``alike`` lines up falling micro-batches; the others leave the order inside a rank as the samples came.
 
     Raises
     ------
@@ -98,7 +104,8 @@ def arrange(policy: str, work: ArrayLike, ranks: int, micro_batches: int, micro_
         For an unknown policy, or samples that do not fill the micro-batches.
     """
     checked_policies((policy,))
-    found = np.asarray(work, dtype=np.float64)
+    found = checked_work(work)
+    check_counts(ranks=ranks, micro_batches=micro_batches, micro_batch=micro_batch)
     per_rank = micro_batches * micro_batch
     if found.shape != (ranks * per_rank,):
         rule = (
@@ -108,7 +115,7 @@ def arrange(policy: str, work: ArrayLike, ranks: int, micro_batches: int, micro_
     rank = POLICIES[policy](found, ranks, per_rank)
     order = np.argsort(-found, kind="stable") if policy == "alike" else np.arange(found.size)
     own = order[np.argsort(rank[order], kind="stable")].reshape(ranks, per_rank)
-    if micro_batch == 1 or policy in ("as given", "alike"):
+    if micro_batch == 1 or policy in (AS_GIVEN, ORDERED, "alike"):
         return own.reshape(ranks, micro_batches, micro_batch)
     grouped = []
     for samples in own:

@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from telekit.errors import InputError, Problem, bad
 from telekit.packing.balance import Assignment, balanced
+from telekit.packing.inputs import checked_work
 
 Int = NDArray[np.int64]
 
@@ -84,13 +85,17 @@ class BalancedBatchSampler:
         self.replicas, self.rank = replicas, rank
         self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
         problems = self._problems()
-        if not callable(work) and np.shape(work) != (samples,):
-            rule = f"must have one entry for each of {samples} samples"
-            problems.append(Problem("work", f"shape {np.shape(work)}", rule))
         if problems:
             raise InputError(problems)
+        if not callable(work):
+            work = checked_work(work)
+            if work.shape != (samples,):
+                rule = f"must have one entry for each of {samples} samples"
+                raise bad("work", f"shape {work.shape}", rule)
+        for name in _COUNTS:
+            setattr(self, name, int(getattr(self, name)))  # numpy's are no JSON
         self.epoch = 0
-        self._work = work if callable(work) else np.asarray(work, float).__getitem__
+        self._work = work if callable(work) else work.__getitem__
         self._policy = policy
         self._done = 0  # lists of this epoch given out
         self._start = 0  # lists to skip when the epoch is gone through next
@@ -140,7 +145,7 @@ class BalancedBatchSampler:
             raise bad("epoch", epoch, "must be a whole number of 0 or more")
         if epoch != self.epoch:
             self._start = self._done = 0
-        self.epoch = epoch
+        self.epoch = int(epoch)
 
     def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
         """Return what `load_state_dict` needs to go on from here.
@@ -151,10 +156,10 @@ class BalancedBatchSampler:
             Lists of this epoch that were trained on; those given out by default. Worker processes draw ahead of the
             training, so with them say how many were used.
         """
-        done = self._done if consumed is None else consumed
+        done: int = self._done if consumed is None else consumed
         if _no_int(done, 0) or done > len(self):
             raise bad("consumed", consumed, f"must be a whole number from 0 to {len(self)}")
-        return {**self._fixed(), "epoch": self.epoch, "done": done}
+        return {**self._fixed(), "epoch": self.epoch, "done": int(done)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was taken; any rank's state serves every rank.
@@ -164,6 +169,8 @@ class BalancedBatchSampler:
         InputError
             The state is of another data set, batch, seed or number of replicas: its lists would not be these.
         """
+        if not isinstance(state, dict):
+            raise bad("state", state, "must be what state_dict gave")
         fixed = self._fixed()
         problems = [
             Problem(
@@ -197,7 +204,7 @@ class BalancedBatchSampler:
         if len(drawn) // self.replicas < lists:  # a rank would be left with an empty list
             short = -len(drawn) % self.replicas
             drawn = np.concatenate((drawn, np.resize(order, short)))
-        work = np.asarray(self._work(drawn), float)
+        work = checked_work(self._work(drawn))
         if work.shape != drawn.shape:
             raise bad("work", f"shape {work.shape}", f"must have one entry for each of {len(drawn)} indices")
         each, rest = divmod(len(drawn), self.replicas)

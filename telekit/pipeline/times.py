@@ -42,7 +42,8 @@ class Times:
         One micro-batch through one chunk of one device. A whole backward is the sum of its halves.
     pair : array (..., chunks, stages), optional
         A forward overlapped with the whole backward of another micro-batch, by the forward's chunk. Without
-        it a pair takes the sum: overlapping saves nothing.
+        it a pair takes the sum: overlapping saves nothing. By micro-batch, it is that of two passes of the same
+        one, and takes its share of the sum of the two that meet.
     comm : float or array (..., parts - 1)
         From the end of a pass to the moment the neighbouring model part may use it, when that is on another
         device; entry k is between parts k and k + 1. No device is busy with it.
@@ -154,7 +155,8 @@ class Times:
         """Durations of pairs; own is the forward, other the backward."""
         both = self._work(("forward",), own) + self._work(_HALVES[1:], other)
         if self.pair is not None:
-            plain = self._work(("forward",), own, even=True) + self._work(_HALVES[1:], other, even=True)
+            same = own[0], *other[1:]  # a pair is given for two passes of one micro-batch
+            plain = self._work(("forward",), own, even=True) + self._work(_HALVES[1:], same, even=True)
             both = self._work(("pair",), own, even=True) * (both / plain)
         return both + self._work(("recompute",), other)
 

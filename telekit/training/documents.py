@@ -65,7 +65,10 @@ class LengthDistribution:
 
     def quantile(self, share: ArrayLike) -> Int:
         """Lengths below which these shares of the documents lie, in whole tokens of at least 1; shape of ``share``."""
-        at = np.asarray(share, float)
+        try:
+            at = np.asarray(share, float)
+        except (TypeError, ValueError):
+            at = np.full(1, np.nan)
         if not ((at >= 0) & (at <= 1)).all():
             raise bad("share", share, "must be within 0 and 1", "such as 0.99")
         return np.clip(np.rint(self.inverse(at)), 1, self.longest).astype(np.int64)
@@ -74,6 +77,8 @@ class LengthDistribution:
         """Draw ``n`` lengths (n,), in tokens; the same seed gives the same ones."""
         if not isinstance(n, int | np.integer) or not 0 <= n <= MAX_DOCUMENTS:
             raise bad("n", n, f"must be a whole number from 0 to {MAX_DOCUMENTS:,}")
+        if not isinstance(seed, int | np.integer) or seed < 0:
+            raise bad("seed", seed, "must be a whole number from 0", "0 works")
         return self.quantile(np.random.default_rng(seed).random(n))
 
 
@@ -192,7 +197,7 @@ def _uniform(shortest: float = 1, longest: float = 8192) -> LengthDistribution:
 def _bimodal(short: float = 1024, long: float = 32768, long_share: float = 0.05) -> LengthDistribution:
     low, top = _whole("short", short), _whole("long", long)
     problems = [] if low <= top else [Problem("short", low, f"must not be over long = {top}")]
-    if not 0 <= long_share <= 1:
+    if not (_is_number(long_share) and 0 <= long_share <= 1):
         problems.append(Problem("long_share", long_share, "must be within 0 and 1", "such as 0.05"))
     if problems:
         raise InputError(problems)
@@ -231,14 +236,18 @@ def _normal(x: float) -> float:
     return math.erfc(-x / math.sqrt(2)) / 2
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+
+
 def _whole(field: str, value: float) -> int:
-    if isinstance(value, bool) or not 1 <= value <= MAX_LENGTH or value != int(value):
+    if not _is_number(value) or not 1 <= value <= MAX_LENGTH or value != int(value):
         raise bad(field, value, f"must be a whole number from 1 to {MAX_LENGTH:,}")
     return int(value)
 
 
 def _positive(field: str, value: float) -> None:
-    if not 0 < value < math.inf:
+    if not (_is_number(value) and 0 < value < math.inf):
         raise bad(field, value, "must be a number over 0")
 
 
@@ -248,16 +257,20 @@ def load_lengths(path: str | Path, field: str | None = None) -> Int:
     Parameters
     ----------
     path : str or Path
-        ``.npy`` (one dimension), ``.parquet``, ``.csv`` or ``.txt`` (one column, or a header), ``.jsonl``.
+        ``.npy`` (one dimension), ``.parquet``, ``.csv`` or ``.txt`` (one column, or a header), ``.jsonl``. A text file
+        that ends inside its last number cannot be told from a whole one.
     field : str, optional
         Column or key; by default the first of `length`, `len`, `num_tokens`, `n_tokens`, `tokens`, `input_ids`.
-        Of a list (`input_ids`) the number of entries counts.
+        Of a list of tokens (`input_ids`, `tokens`, or a field of another name) the number of entries counts;
+        `length`, `len`, `num_tokens` and `n_tokens` must be numbers.
 
     Raises
     ------
     InputError
         Missing, malformed, cut short, too large, or holding a length that is none: with file, line and value.
     """
+    if not isinstance(path, str | Path):
+        raise bad("path", path, "must name a file", "lengths.csv works")
     path = Path(path)
     values, places = read_lengths(path, field, MAX_DOCUMENTS)
     if not len(values):
@@ -298,6 +311,8 @@ def _checked(values: NDArray[Any], most: int, place: Callable[[int], str]) -> In
     """Return the values as int64, or name those that are no lengths by their places."""
     if values.dtype.kind not in "iuf":
         raise bad("lengths", f"dtype {values.dtype}", "must be whole numbers of at least 1 token")
+    if values.dtype.kind == "f":
+        values = values.astype(np.float64)  # half precision does not hold the longest
     wrong = ~((values >= 1) & (values <= most))  # NaN is neither
     if values.dtype.kind == "f":
         wrong |= values != np.floor(values)

@@ -17,6 +17,10 @@ from telekit.errors import InputError, Problem, bad
 
 FIELDS = ("length", "len", "num_tokens", "n_tokens", "tokens", "input_ids")
 """Names that a column of lengths goes by, most telling first."""
+NUMBERS, LISTS = ("length", "len", "num_tokens", "n_tokens"), ("input_ids",)
+"""Of these, names of numbers only, and of lists of tokens only."""
+NO_NAMES = frozenset(("nan", "inf", "infinity", "true", "false", "none", "null", "na", "n/a"))
+"""Words that stand for a value that is missing or is no length; none is a header, whatever its case."""
 MAX_LINE_BYTES = 2**26
 """Longest line of a text file: the `input_ids` of a few million tokens."""
 MAX_HEADER_BYTES = 10_000
@@ -43,6 +47,8 @@ def read_lengths(path: Path, field: str | None, most: int) -> Read:
         ".npy": _npy, ".parquet": _parquet, ".csv": _csv, ".txt": _csv, ".jsonl": _jsonl, ".ndjson": _jsonl,
     }  # fmt: skip
     read = readers.get(path.suffix.lower())
+    if "\0" in str(path):
+        raise bad("file", path.name, "is no name of a file")
     try:
         if path.exists() and not path.is_file():
             raise bad("file", path.name, "is not a regular file")
@@ -125,8 +131,12 @@ def _parquet(path: Path, field: str | None, most: int) -> Read:
             name = _chosen(file.schema_arrow.names, field)
             kind = file.schema_arrow.field(name).type
             nested = arrow.types.is_list(kind) or arrow.types.is_large_list(kind)
+            if nested and not arrow.types.is_integer(kind.value_type):
+                raise bad(name, str(kind), "lists must be of tokens, which are whole numbers")
             if not (nested or arrow.types.is_integer(kind) or arrow.types.is_floating(kind)):
                 raise bad(name, str(kind), "must be a column of whole numbers or of lists")
+            if rule := _mistaken(name, nested):
+                raise bad(name, str(kind), rule)
             columns = [batch.column(0) for batch in file.iter_batches(columns=[name])]
     except arrow.ArrowException as error:
         raise bad("file", path.name, f"is no readable parquet: {str(error).splitlines()[0][:200]}") from None
@@ -184,13 +194,15 @@ def _csv(path: Path, field: str | None, most: int) -> Read:
     with path.open("rb") as file:
         try:
             for cells in csv.reader(_lines(file, at)):
-                if not cells or cells == [""]:
+                if not cells:
                     continue
                 if not width:
                     width = len(cells)
-                    if width > 1 or field is not None or math.isnan(_number(cells[0])):
-                        names = [cell.strip() for cell in cells]
+                    names = [cell.strip() for cell in cells]
+                    if width > 1 or field is not None or _is_name(names[0]):
                         column = names.index(_chosen(names, field))
+                        if rule := _mistaken(names[column], False):
+                            raise bad(names[column], "a column of a table", rule)
                         continue
                 if len(cells) != width:
                     rows.wrong(at[0], ",".join(cells), f"must have {width} cells, as the first line has")
@@ -203,6 +215,18 @@ def _csv(path: Path, field: str | None, most: int) -> Read:
         except csv.Error as error:
             raise bad(f"line {at[0]}", "not CSV", str(error)) from None
     return rows.read()
+
+
+def _is_name(text: str) -> bool:
+    """Whether the only cell of a first line is a header: a word, that does not stand for a value."""
+    return text.lstrip("_")[:1].isalpha() and text.lower() not in NO_NAMES
+
+
+def _mistaken(name: str, listed: bool) -> str:
+    """Rule that a field breaks by holding a list, or none; empty where it may."""
+    if listed and name in NUMBERS:
+        return "must be a number of tokens, not a list"
+    return "must be a list of tokens, not their number" if not listed and name in LISTS else ""
 
 
 def _number(text: str) -> float:
@@ -249,13 +273,22 @@ def _jsonl(path: Path, field: str | None, most: int) -> Read:
                     rows.wrong(at[0], text.strip(), f"has no field {chosen}")
                     continue
                 item = item[chosen]
-            _add_json(rows, at[0], item)
+                rule = _mistaken(chosen, isinstance(item, list))
+            else:
+                rule = "is a list without a name" if isinstance(item, list) else ""
+            if rule:
+                rows.wrong(at[0], text.strip(), rule, 'a number, or {"input_ids": [...]}')
+            else:
+                _add_json(rows, at[0], item)
     return rows.read()
 
 
 def _add_json(rows: _Rows, line: int, item: Any) -> None:
     if isinstance(item, list):
-        rows.add(line, len(item))
+        if set(map(type, item)) <= {int}:
+            rows.add(line, len(item))
+        else:
+            rows.wrong(line, json.dumps(item), "lists must be of tokens, which are whole numbers")
     elif isinstance(item, int | float) and not isinstance(item, bool):
         if isinstance(item, int) and abs(item) >= 2**53:
             rows.wrong(line, item, "is no number of tokens")  # nor one that a float holds

@@ -20,6 +20,9 @@ from telekit.training.documents import distribution
 
 BATCHES = 60
 """Global batches that a configuration is run for."""
+CORNERS = (((), 1.0), (LEVELS, CAP), (LEVELS, 4.0))
+"""Outlier levels and caps, which the rows leave open, that give the least and the most speed-up of 35 settings: seven
+sets of levels from none to three, caps from 1 to 4."""
 
 MODELS: dict[str, Any] = {
     "550M": llama_like(16, 1536),
@@ -102,6 +105,15 @@ def mean_speedup(
     """Mean over configurations of one context, or of all."""
     assert scheme in SCHEMES and over in SCHEMES
     return float(np.mean([c.speedup(scheme, over) for c in found if context in (None, c.context)]))
+
+
+def speedup_range(batches: int, scheme: str, over: str, context: int | None = None) -> tuple[float, float]:
+    """Least and most that :func:`mean_speedup` is under what the rows leave open (:data:`CORNERS`)."""
+    found = [
+        mean_speedup(configurations(batches, 0, levels, cap), scheme, over, context)
+        for levels, cap in CORNERS
+    ]
+    return min(found), max(found)
 
 
 def mean_imbalance(found: tuple[WlbConfiguration, ...], scheme: str, of: str) -> float:

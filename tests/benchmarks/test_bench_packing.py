@@ -50,12 +50,15 @@ def test_bench_work_of_a_million_documents(benchmark, model):
     assert benchmark.pedantic(work.seconds, (lengths,), rounds=3).shape == lengths.shape
 
 
-@pytest.mark.parametrize("seq_len", [8192, 131072])
-def test_bench_stream_of_100_000_documents(benchmark, seq_len):
+@pytest.mark.parametrize(
+    ("seq_len", "ranks", "look_ahead"), [(8192, 64, 8192), (131072, 64, 8192), (8192, 8, 64)]
+)
+def test_bench_stream_of_100_000_documents(benchmark, seq_len, ranks, look_ahead):
+    """With few ranks and a short look-ahead a batch has few documents, and each costs more."""
     documents = np.array_split(distribution("wlb-llm").sample(100_000, 0), 25)
     seconds = work_of(seq_len=seq_len).seconds
 
     def run():
-        return sum(len(b.packed.lengths) for b in stream(documents, seq_len, 64, 8192, seconds, 2))
+        return sum(len(b.packed.lengths) for b in stream(documents, seq_len, ranks, look_ahead, seconds, 2))
 
     assert benchmark.pedantic(run, rounds=3) >= 100_000

@@ -184,3 +184,13 @@ def test_bad_input(lengths, cp, how, said):
 def test_a_split_without_pairs_is_balanced():
     assert split([], 4, "rank-major").imbalance == 1.0
     assert isinstance(split([], 4), Split)
+
+
+def test_a_choice_and_its_cost_that_cannot_be_are_refused():
+    with pytest.raises(InputError, match="among"):
+        choose([4, 12], 2, among=())
+    with pytest.raises(InputError, match="how"):
+        choose([4, 12], 2, among=("sideways",))
+    for wrong in ({"tile": 0}, {"tile": 1.5}, {"pair_s": -1.0}, {"token_s": float("nan")}, {"pair_s": "1"}):
+        with pytest.raises(InputError, match=next(iter(wrong))):
+            TileCost(**wrong)

@@ -5,13 +5,21 @@ from itertools import permutations
 import numpy as np
 import pytest
 
+from telekit.cluster.config import load_cluster
 from telekit.cost.estimate import estimate
+from telekit.cost.layers import Site
 from telekit.cost.packing_gain import packing_gain, resized, setting_of, telechat3_36b, when_it_matters
+from telekit.cost.step import step_cost
 from telekit.errors import InputError
+from telekit.job import Job
+from telekit.layout.config import SCHEDULES, ParallelConfig
+from telekit.layout.schedules import TWO_CHUNKS
+from telekit.model.huggingface import load_model
 from telekit.packing.gain import gain, part_of
 from telekit.packing.pack import concatenate
 from telekit.packing.policies import POLICIES, arrange
 from telekit.packing.step import Plan, run_step
+from telekit.training.config import TrainConfig
 from telekit.training.documents import distribution
 
 WLB = distribution("wlb-llm")
@@ -80,7 +88,7 @@ def test_one_document_a_sample_leaves_nothing_to_gain(small):
 
 def test_spreads_are_of_the_batches(small):
     found = packing_gain(small, WLB, policies=("balanced", "by work"), batches=6)
-    row = found.to_dict()["policies"][1]
+    row = found.to_dict()["policies"][2]
     speedup = found["balanced"].speedup
     assert row["speedup"] == pytest.approx(speedup.mean())
     assert row["speedup_std"] == pytest.approx(np.std(speedup, ddof=1))
@@ -128,6 +136,11 @@ def test_bad_input_is_named(small):
         gain(setting, WLB, ("quickest",))
     with pytest.raises(InputError, match="batches = 0"):
         gain(setting, WLB, batches=0)
+    for work in ([float("nan")] * 6, [-1.0] * 6, np.ones(6) * 1j):
+        with pytest.raises(InputError, match="work"):
+            arrange("alike", work, 3, 2)
+    with pytest.raises(InputError, match="2 problems"):
+        arrange("alike", np.ones(6), 0, 1.5)
     with pytest.raises(InputError, match="take 6 samples"):
         arrange("balanced", np.ones(5), 3, 2)
     with pytest.raises(InputError, match="8192 times"):
@@ -136,3 +149,58 @@ def test_bad_input_is_named(small):
         gain(setting, WLB, ("balanced",), batches=1)["optimal"]
     with pytest.raises(InputError, match=r"seq_len"):
         resized(small, 0, 4, 4)
+
+
+def test_what_ordering_gains_is_apart(small):
+    found = packing_gain(small, WLB, policies=("balanced",), batches=4, seed=2)
+    plain = packing_gain(small, WLB, policies=("balanced",), batches=4, seed=2, order=False)
+    assert [it.policy for it in found.policies] == ["as given", "as given, ordered", "balanced"]
+    assert [it.policy for it in plain.policies] == ["as given", "balanced"]
+    np.testing.assert_array_equal(found["balanced"].unordered, plain["balanced"].speedup)
+    np.testing.assert_array_equal(found["as given, ordered"].unordered, 1)
+    assert (found["as given, ordered"].speedup >= 1 - 1e-12).all()
+    row = found["balanced"].to_dict()
+    assert row["ordering"] == pytest.approx((found["balanced"].speedup / plain["balanced"].speedup).mean())
+    assert "as given, ordered" in found.text()
+    assert f"{row['speedup_unordered']:.4f}" in found.text()
+
+
+def llama(schedule):
+    chunks = 2 if schedule in ("interleaved-1f1b", *TWO_CHUNKS) else 1
+    layout = ParallelConfig(pp=4, vpp=chunks, dp=2, schedule=schedule)
+    cluster = load_cluster({"device": "h100", "devices": 8})
+    return Job(load_model("llama-3.1-8b"), cluster, TrainConfig(seq_len=8192, global_batch=32), layout)
+
+
+def deepseek(schedule, pp, chunks):
+    layout = ParallelConfig(pp=pp, vpp=chunks, ep=64, dp=1024 // pp, schedule=schedule, dispatcher="deepep")
+    cluster = load_cluster({"device": "h800", "devices": 1024})
+    batch = 1024 // pp * 4 * pp
+    return Job(load_model("deepseek-v3"), cluster, TrainConfig(seq_len=4096, global_batch=batch), layout)
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        *(llama(schedule) for schedule in SCHEDULES),
+        deepseek("dualpipe", 16, 1),
+        deepseek("dualpipe-v", 8, 2),
+        deepseek("zb-h1", 8, 1),
+    ],
+    ids=lambda job: f"{job.model.name}-{job.layout.schedule}",
+)
+def test_equal_samples_take_the_cost_models_step(job):
+    assert not job.problems()
+    setting = setting_of(job)
+    cost = step_cost(Site(job.model, job.cluster, job.train, job.layout))
+    whole = concatenate(np.full(setting.samples, setting.seq_len), setting.seq_len)
+    chosen = arrange("as given", np.ones(setting.samples), setting.ranks, setting.micro_batches)[..., 0]
+    forward, backward = (t[chosen] for t in setting.times_s(whole))
+    found = run_step(forward, backward, setting.plan, by_part=True)
+    assert found.step_s == pytest.approx(float(cost.step_s), rel=1e-12)
+    assert found.step_s == pytest.approx(estimate(job).step_time_s, rel=1e-12)
+    assert (found.bubble_s > 0).all()
+    np.testing.assert_allclose(found.busy_s + found.waiting_s + setting.plan.fixed_s, found.step_s)
+    np.testing.assert_allclose(found.layer_wait_s, 0, atol=1e-9)
+    assert (float(np.max(cost.hidden_s)) > 0) == setting.plan.pairs
+    assert setting.plan.pairs == (job.model.name == "deepseek-v3" and "dualpipe" in job.layout.schedule)

@@ -249,3 +249,27 @@ def test_a_hundred_thousand_documents_by_every_way():
     assert concatenate(lengths, 8192).samples == least
     assert best_fit(lengths, 8192).samples <= 1.001 * least  # best fit loses next to nothing on real lengths
     assert next_fit(lengths, 8192).samples > 1.2 * least
+
+
+@pytest.mark.parametrize(
+    "work_of",
+    [
+        lambda n: np.full(n.shape, np.nan),
+        lambda n: -1.0 * n,
+        lambda n: np.ones(n.size + 1),
+        lambda n: 1.0,
+        lambda n: n * 1j,
+        lambda n: ["a"] * n.size,
+    ],
+)
+def test_work_that_is_none_is_refused(work_of):
+    with pytest.raises(InputError, match="work_of"):
+        by_work([4, 2], 8, 2, work_of)
+
+
+def test_more_samples_than_documents_stay_empty_and_are_bounded():
+    found = by_work([4, 2], 8, 10**6, lambda n: n)
+    assert found.sample.tolist() == [0, 1]
+    assert found.samples == 10**6
+    with pytest.raises(InputError, match="samples"):
+        by_work([4, 2], 8, 10**8, lambda n: n)

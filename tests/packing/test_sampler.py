@@ -246,3 +246,25 @@ def test_torch_s_loader():
     for step in zip(*loaders, strict=True):
         assert len({index for batch in step for index in batch}) == 16
     assert sorted(index for loader in loaders for batch in loader for index in batch) == list(range(64))
+
+
+def test_work_and_states_that_are_none_are_refused():
+    for work in ("abcd", [[1], [2, 3], 1, 1], [1, 2, 3, float("nan")], [1, 2, -3, 4]):
+        with pytest.raises(InputError, match="work"):
+            BalancedBatchSampler(4, work, 1)
+    for state in (None, 3, []):
+        with pytest.raises(InputError, match="state"):
+            BalancedBatchSampler(4, [1, 2, 3, 4], 1).load_state_dict(state)
+
+
+def test_numpy_counts_give_a_state_that_json_takes():
+    whole = np.int64
+    one = BalancedBatchSampler(
+        whole(8), np.arange(1, 9), whole(1), whole(2), whole(0), whole(2), seed=whole(3)
+    )
+    one.set_epoch(whole(1))
+    state = json.loads(json.dumps(one.state_dict(whole(2))))
+    two = BalancedBatchSampler(8, np.arange(1, 9), 1, 2, 0, 2, seed=3)
+    two.load_state_dict(state)
+    one.load_state_dict(state)
+    assert list(one) == list(two)

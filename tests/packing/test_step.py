@@ -1,5 +1,6 @@
 """A step of unequal micro-batches: sums, closed forms and brute force as oracles."""
 
+import tracemalloc
 from itertools import permutations
 
 import numpy as np
@@ -9,7 +10,9 @@ from hypothesis import strategies as st
 
 from telekit.errors import InputError
 from telekit.layout.config import ParallelConfig
-from telekit.packing.step import Plan, order_micro_batches, reorder, run_step
+from telekit.packing import ordering, timing
+from telekit.packing.step import Plan, order_micro_batches, run_step, simulate
+from telekit.pipeline.order import INPUT, PAIR, WEIGHT
 
 TIMES = st.floats(0.1, 100.0)
 
@@ -143,7 +146,9 @@ def test_a_group_that_meets_in_layers_takes_one_order():
     order = order_micro_batches(forward, forward, plan)
     np.testing.assert_array_equal(order[0], order[1])
     np.testing.assert_array_equal(order[2], order[3])
-    before, after = (run_step(x, x, plan).step_s for x in (forward, reorder(forward, order)))
+    before, after = (
+        run_step(x, x, plan).step_s for x in (forward, np.take_along_axis(forward, order, axis=-1))
+    )
     assert after <= before
 
 
@@ -166,7 +171,6 @@ def test_a_layout_says_where_ranks_meet():
         ([[1.0, 0.0]], Plan(), r"at \(0, 1\)"),
         ([[1.0, np.nan]], Plan(), "must be a positive time"),
         ([[1.0]] * 6, Plan(meets="layer", group=4), "must divide the 6"),
-        ([[1.0]], Plan(meets="never"), "must be one of gradients, layer"),
         ([[1.0, 1.0, 1.0]], Plan(2, 2, "interleaved-1f1b"), "micro_batches"),
     ],
 )
@@ -179,7 +183,120 @@ def test_both_passes_have_one_shape_and_all_faults_are_named():
     with pytest.raises(InputError, match="forward_s's shape"):
         run_step([[1.0, 1.0]], [[1.0]])
     with pytest.raises(InputError) as fault:
-        run_step([[-1.0]], [1.0], Plan(meets="never"))
-    assert [p.field for p in fault.value.problems] == ["forward_s", "backward_s", "meets"]
+        run_step([[-1.0]], [1.0])
+    assert [p.field for p in fault.value.problems] == ["forward_s", "backward_s"]
     with pytest.raises(InputError, match="3 stages"):
         run_step(np.ones((2, 4, 1, 2)), np.ones((2, 4, 1, 2)), Plan(3), by_part=True)
+
+
+def test_a_pair_takes_its_share_of_the_two_micro_batches_that_meet():
+    rng = np.random.default_rng(5)
+    forward, backward = rng.uniform(1, 5, (2, 8, 1, 4))
+    share = rng.uniform(0.5, 0.9, (1, 4))
+    found = simulate(forward, backward, Plan(4, 1, "dualpipe", pair_share=share, weight_share=0.25))
+    order, seconds = found.order, found.duration_s
+    part = order.part[order.chunk, order.device]
+    pairs = np.flatnonzero(order.kind == PAIR)
+    assert pairs.size
+    for i in pairs:
+        other = order.other_micro_batch[i], 0, order.part[order.other_chunk[i], order.device[i]]
+        mine = order.micro_batch[i], 0, part[i]
+        same = order.micro_batch[i], *other[1:]
+        alone = forward[mine] + backward[mine]
+        ratio = (forward[mine] + backward[other]) / (forward[mine] + backward[same])
+        assert seconds[i] == pytest.approx(share[0, part[i]] * alone * ratio)
+    for kind, expected in ((WEIGHT, 0.25 * backward), (INPUT, 0.75 * backward)):
+        at = np.flatnonzero(order.kind == kind)
+        np.testing.assert_allclose(seconds[at], expected[order.micro_batch[at], 0, part[at]])
+
+
+def test_a_level_scales_the_pipeline_and_not_what_is_computed():
+    forward = np.random.default_rng(6).uniform(1, 3, (2, 6))
+    plain, scaled = (run_step(forward, forward, Plan(3, level=level, fixed_s=1.0)) for level in (1.0, 1.5))
+    assert scaled.step_s - 1 == pytest.approx(1.5 * (plain.step_s - 1))
+    np.testing.assert_array_equal(scaled.busy_s, plain.busy_s)
+
+
+def test_what_is_timed_at_once_changes_nothing(monkeypatch):
+    forward = np.random.default_rng(7).uniform(1, 8, (12, 9))
+    plan = Plan(4, 1, "zb-h1")
+    whole, order = run_step(forward, forward, plan), order_micro_batches(forward, forward, plan)
+    monkeypatch.setattr(timing, "AT_ONCE", 1)
+    monkeypatch.setattr(ordering, "AT_ONCE", 1)
+    np.testing.assert_array_equal(run_step(forward, forward, plan).waiting_s, whole.waiting_s)
+    np.testing.assert_array_equal(order_micro_batches(forward, forward, plan), order)
+
+
+def test_effort_goes_to_the_slowest_ranks_first(monkeypatch):
+    forward = np.random.default_rng(8).uniform(1, 8, (10, 7))
+    plan = Plan(4)
+    full = order_micro_batches(forward, forward, plan)
+    rules = order_micro_batches(forward, forward, plan, exchanges=False)
+    ends = [
+        run_step(*[np.take_along_axis(forward, rules, axis=1)[r : r + 1]] * 2, plan).step_s for r in range(10)
+    ]
+    slowest = int(np.argmax(ends))
+    assert (full[slowest] != rules[slowest]).any()
+    monkeypatch.setattr(ordering, "EFFORT", 21 * timing.operations(plan, 7))  # one rank's round
+    one = order_micro_batches(forward, forward, plan)
+    changed = np.flatnonzero((one != rules).any(axis=1))
+    np.testing.assert_array_equal(changed, [slowest])
+
+
+def test_a_large_layout_is_ordered_in_little_memory(monkeypatch):
+    monkeypatch.setattr(ordering, "EFFORT", 2**22)
+    rng = np.random.default_rng(9)
+    forward = np.broadcast_to(rng.uniform(1, 2, (128, 120))[..., None, None], (128, 120, 1, 16))
+    plan = Plan(16, 1, "dualpipe", meets="layer", group=64, pair_share=0.8)
+    tracemalloc.start()
+    try:
+        order = order_micro_batches(forward, forward, plan, by_part=True)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert order.shape == (128, 120)
+    assert peak < 2**28
+    assert (order[:64] == order[0]).all()
+
+
+def test_waiting_in_layers_counts_what_pairs_hide():
+    forward = np.random.default_rng(10).uniform(1, 3, (2, 8))
+    plan = Plan(2, 1, "dualpipe", meets="layer", pair_share=0.7)
+    found = run_step(forward, forward, plan)
+    alone = [run_step(forward[r : r + 1], forward[r : r + 1], plan) for r in (0, 1)]
+    np.testing.assert_allclose(found.busy_s, [float(x.busy_s[0]) for x in alone])
+    assert (found.busy_s < 2 * forward.sum(axis=1)).all()
+    assert (found.layer_wait_s > 0).all()
+    np.testing.assert_allclose(found.busy_s + found.waiting_s, found.step_s)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        ({"meets": "never"}, "meets"),
+        ({"group": 1.0, "meets": "layer"}, "group"),
+        ({"fixed_s": float("nan")}, "fixed_s"),
+        ({"fixed_s": -1.0}, "fixed_s"),
+        ({"comm_s": "soon"}, "comm_s"),
+        ({"chunks": 0}, "chunks"),
+        ({"stages": True}, "stages"),
+        ({"schedule": "none"}, "schedule"),
+        ({"schedule": ["1f1b"]}, "schedule"),
+        ({"weight_share": 1.0}, "weight_share"),
+        ({"pair_share": [[0.0]]}, "pair_share"),
+        ({"pair_share": [[0.5], [0.5, 1]]}, "pair_share"),
+        ({"level": [1.0]}, "level"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_refused(wrong, field):
+    with pytest.raises(InputError) as fault:
+        Plan(**wrong)
+    assert [p.field for p in fault.value.problems] == [field]
+
+
+def test_times_that_are_none_are_refused():
+    for forward in ("a", [[1.0], [1.0, 2.0]], None, [["1.0"]], [[1j]]):
+        with pytest.raises(InputError, match="forward_s"):
+            run_step(forward, [[1.0]])
+    with pytest.raises(InputError, match="weight_share"):
+        run_step([[1.0]], [[1.0]], Plan(weight_share=((0.5, 0.5),)))

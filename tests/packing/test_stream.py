@@ -150,3 +150,36 @@ def test_lengths_that_are_none_are_refused_when_read(wrong):
 def test_work_that_is_none_is_refused(answer):
     with pytest.raises(InputError, match="one finite number"):
         list(stream([[4, 4]], 16, 1, 8, lambda n: np.full(len(n), answer)))
+
+
+def test_single_lengths_before_an_array_are_kept():
+    batches = list(stream([3, [1, 2], 4, np.array([5])], 8, 1, 8, lambda n: n))
+    pieces = (
+        np.concatenate([b.packed.source for b in batches]),
+        np.concatenate([b.packed.lengths for b in batches]),
+    )
+    assert dict(zip(*(x.tolist() for x in pieces), strict=True)) == {0: 3, 1: 1, 2: 2, 3: 4, 4: 5}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        ({"seq_len": 10**30}, "seq_len"),
+        ({"most_delay": -1}, "most_delay"),
+        ({"most_delay": 0.5}, "most_delay"),
+        ({"ranks": "2"}, "ranks"),
+        ({"work": 3}, "work"),
+        ({"documents": 5}, "documents"),
+        ({"documents": "55"}, "documents"),
+    ],
+)
+def test_what_cannot_be_streamed_is_refused_at_once(wrong, field):
+    given = {"documents": [1], "seq_len": 8, "ranks": 1, "look_ahead": 8, "work": lambda n: n} | wrong
+    with pytest.raises(InputError, match=field):
+        stream(**given)
+
+
+def test_numpy_counts_are_counts():
+    whole = np.int64
+    found = list(stream([8, 8], whole(8), whole(2), whole(4), lambda n: n, whole(1), whole(0)))
+    assert [b.packed.samples for b in found] == [2]

@@ -357,3 +357,89 @@ def test_round_trip(tmp_path_factory, lengths, suffix):
     else:
         path.write_text("".join(json.dumps({"length": n}) + "\n" for n in lengths))
     assert load_lengths(path).tolist() == lengths
+
+
+@pytest.mark.parametrize(
+    "first", ["nan", "NaN", "4096x", "true", "1_0", "inf", "-inf", "None", "n/a", "-", "2,048"]
+)
+@pytest.mark.parametrize("suffix", ["csv", "txt"])
+def test_a_first_line_that_is_no_word_is_no_header(tmp_path, first, suffix):
+    path = tmp_path / f"lengths.{suffix}"
+    path.write_text(f'"{first}"\n8\n')
+    with pytest.raises(InputError, match="line 1"):
+        load_lengths(path)
+
+
+@pytest.mark.parametrize("first", ["length", "tokens in all", "_n", "Länge"])
+def test_a_word_alone_is_a_header(tmp_path, first):
+    path = tmp_path / "lengths.csv"
+    path.write_text(f"{first}\n8\n4\n", encoding="utf-8")
+    assert load_lengths(path).tolist() == [8, 4]
+
+
+def test_an_empty_cell_is_a_fault_and_an_empty_line_is_not(tmp_path):
+    path = tmp_path / "lengths.csv"
+    path.write_text('8\n\n""\n4\n')
+    with pytest.raises(InputError, match="line 3"):
+        load_lengths(path)
+    path.write_text("8\n\n4\n")
+    assert load_lengths(path).tolist() == [8, 4]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('{"length": [8, 4, 2]}', "must be a number of tokens, not a list"),
+        ('{"num_tokens": [8]}', "must be a number of tokens, not a list"),
+        ('{"input_ids": [[1, 2, 3], [4]]}', "lists must be of tokens"),
+        ('{"input_ids": [1, true]}', "lists must be of tokens"),
+        ('{"input_ids": ["a"]}', "lists must be of tokens"),
+        ('{"input_ids": 5}', "must be a list of tokens"),
+        ("[8, 4, 2]", "a list without a name"),
+    ],
+)
+def test_only_lists_of_tokens_are_counted(tmp_path, line, says):
+    path = tmp_path / "lengths.jsonl"
+    path.write_text(line + "\n")
+    with pytest.raises(InputError, match=says) as fault:
+        load_lengths(path)
+    assert fault.value.problems[0].field == "line 1"
+
+
+def test_a_column_of_tokens_is_no_column_of_lengths(tmp_path):
+    path = tmp_path / "lengths.csv"
+    path.write_text("input_ids\n8\n")
+    with pytest.raises(InputError, match="must be a list of tokens"):
+        load_lengths(path)
+
+
+@pytest.mark.parametrize("name", ["a\0.csv", "x" * 300 + ".csv", None, 5])
+def test_names_that_no_file_has_are_refused(name):
+    with pytest.raises(InputError):
+        load_lengths(name)
+
+
+def test_half_precision_is_read_without_a_word(tmp_path):
+    path = tmp_path / "lengths.npy"
+    np.save(path, np.array([8, 2048], np.float16))
+    assert load_lengths(path).tolist() == [8, 2048]
+    np.save(path, np.array([8, np.inf], np.float16))
+    with pytest.raises(InputError, match="entry 1"):
+        load_lengths(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [("constant", {"length": "8"}), ("lognormal", {"sigma": None}), ("bimodal", {"long_share": "a"})],
+)
+def test_parameters_that_are_no_numbers_are_refused(name, wrong):
+    with pytest.raises(InputError, match=next(iter(wrong))):
+        distribution(name, **wrong)
+
+
+def test_seeds_and_shares_that_are_none_are_refused():
+    for seed in (-1, 0.5, "a"):
+        with pytest.raises(InputError, match="seed"):
+            distribution("constant").sample(3, seed)
+    with pytest.raises(InputError, match="share"):
+        distribution("constant").quantile("a")
