@@ -76,7 +76,7 @@ def fit_links(
     document = {
         "file": str(path),
         "curves": {
-            name: {
+            f"{op} over the {tier}": {
                 "parameters": found.curve.model_dump(
                     exclude_none=True, exclude={"errors", "source", "verified"}
                 ),
@@ -84,7 +84,7 @@ def fit_links(
                 "held": list(found.held),
                 "errors": found.curve.errors.model_dump(exclude_none=True),
             }
-            for name, found in fit.fits.items()
+            for (tier, op), found in fit.fits.items()
         },
         "problems": [problem.to_dict() for problem in fit.problems],
         "notes": list(fit.notes),
@@ -93,10 +93,10 @@ def fit_links(
 
 
 def _print_fit(path: Path, fit: ClusterFit) -> None:
-    for name, found in fit.fits.items():
+    for (tier, op), found in fit.fits.items():
         error = found.curve.errors.fit
         said = "" if error is None else f", median error {error:.1%}"
-        print(f"{name}: {found.curve.rows} rows{said}")
+        print(f"{op} over the {tier}: {found.curve.rows} rows{said}")
         for key, (low, high) in found.intervals.items():
             print(f"  {key:<24}{getattr(found.curve, key):.4g}  (95 %: {low:.4g} to {high:.4g})")
     paragraphs((*(f"flagged: {problem}" for problem in fit.problems), *fit.notes))

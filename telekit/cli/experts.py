@@ -18,13 +18,13 @@ def dispatch(
     cluster: Annotated[str, typer.Option(help="Catalog name of a cluster or a device, or a file.")],
     ep: Annotated[int, typer.Option(help="Expert-parallel ranks.")],
     model: Annotated[
-        str | None, typer.Option(help="Takes hidden size, experts and top-k from a model.")
+        str | None, typer.Option(help="Takes hidden size, experts, top-k and groups from a model.")
     ] = None,
     tokens: Annotated[int, typer.Option(help="Tokens of a rank.")] = 4096,
     hidden: Annotated[int | None, typer.Option(help="Numbers of a token (7168).")] = None,
     top_k: Annotated[int | None, typer.Option(help="Experts of a token (8).")] = None,
     experts: Annotated[int | None, typer.Option(help="Routed experts (256).")] = None,
-    groups: Annotated[int, typer.Option(help="Groups of experts.")] = 1,
+    groups: Annotated[int | None, typer.Option(help="Groups of experts (1).")] = None,
     group_limit: Annotated[int | None, typer.Option(help="Groups a token may visit; else all.")] = None,
     zipf: Annotated[float, typer.Option(help="Exponent of unequal popularity; 0: all alike.")] = 0.0,
     histogram: Annotated[
@@ -37,18 +37,33 @@ def dispatch(
     as_json: JsonFlag = False,
 ) -> None:
     """Price every dispatcher of expert parallelism, and say which is quickest."""
-    from telekit.comm.dispatch_summary import FP8_SCALED, compare_dispatchers
+    from telekit.comm.dispatch_summary import compare_dispatchers
+    from telekit.operators.transfers import FP8_SCALED
 
     if model is not None:
-        hidden, top_k, experts = _of_model(model, hidden, top_k, experts)
-    routing = _routing(experts, top_k or 8, groups, group_limit, zipf, histogram)
+        hidden, top_k, experts, groups, group_limit = _of_model(
+            model, hidden, top_k, experts, groups, group_limit
+        )
+    top_k, groups = _given(top_k, 8), _given(groups, 1)
+    routing = _routing(experts, top_k, groups, group_limit, zipf, histogram)
     width = FP8_SCALED if fp8 else 2.0
-    size = 7168 if hidden is None else hidden
-    found = compare_dispatchers(cluster, ep, tokens, size, routing, width, 2.0, imbalance)
+    found = compare_dispatchers(cluster, ep, tokens, _given(hidden, 7168), routing, width, 2.0, imbalance)
     show(as_json, found.to_dict(), lambda: print(found.text()))
 
 
-def _of_model(name: str, hidden: int | None, top_k: int | None, experts: int | None) -> tuple[int, int, int]:
+def _given(value: int | None, default: int) -> int:
+    """Return what was asked for, a 0 too: it is refused and not taken for the default."""
+    return default if value is None else value
+
+
+def _of_model(
+    name: str,
+    hidden: int | None,
+    top_k: int | None,
+    experts: int | None,
+    groups: int | None,
+    group_limit: int | None,
+) -> tuple[int, int, int, int | None, int | None]:
     """Return what experts exchange in a model; what was asked for stands."""
     from telekit.model.huggingface import load_model
 
@@ -57,7 +72,10 @@ def _of_model(name: str, hidden: int | None, top_k: int | None, experts: int | N
     if moe is None:
         raise bad("model", name, "has no experts", "for example deepseek-v3")
     width = moe.latent_size or found.hidden_size
-    return hidden or width, top_k or moe.top_k, experts or moe.num_experts
+    if groups is None and group_limit is None and experts is None:
+        groups, group_limit = moe.groups, moe.group_limit
+    sizes = _given(hidden, width), _given(top_k, moe.top_k), _given(experts, moe.num_experts)
+    return *sizes, groups, group_limit
 
 
 def _routing(
@@ -72,7 +90,7 @@ def _routing(
     from telekit.comm.routing import Routing
 
     if histogram is None:
-        number = 256 if experts is None else experts
+        number = _given(experts, 256)
         if exponent:
             return Routing.zipf(number, top_k, exponent, groups, group_limit)
         return Routing.uniform(number, top_k, groups, group_limit)

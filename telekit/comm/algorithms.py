@@ -11,8 +11,8 @@ halving and doubling: Thakur, Rabenseifner, Gropp, IJHPCA 19 (2005); hierarchica
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from math import prod
 from typing import Any
@@ -32,10 +32,30 @@ ALGORITHMS = {
     "all-to-all": ("direct", "pairwise", "hierarchical"),
     "send-recv": ("direct",),
 }
-"""Algorithms by collective; :func:`quickest` chooses among these."""
+"""Algorithms by collective; :data:`LIBRARIES` says which of them a device's library has."""
 
 IN_NETWORK = "in-network"
 """All-reduce in the switch (NVLS, SHARP): only where it is asked for, since not every switch can."""
+
+_RINGS: dict[str, tuple[str, ...]] = {
+    "all-gather": ("ring",),
+    "reduce-scatter": ("ring",),
+    "broadcast": ("ring",),
+    "send-recv": ("direct",),
+}
+LIBRARIES: dict[str, dict[str, tuple[str, ...]]] = {
+    "NCCL": _RINGS | {"all-reduce": ("ring", "tree"), "all-to-all": ("direct",)},
+    "HCCL": _RINGS
+    | {"all-reduce": ("ring", "recursive-halving-doubling"), "all-to-all": ("direct", "pairwise")},
+    "XLA": _RINGS | {"all-reduce": ("ring",), "all-to-all": ("direct",)},
+}
+"""Of these algorithms, those that a library has (``NCCL_ALGO``; ``HCCL_ALGO``, whose mesh is ``direct`` here)."""
+
+
+def library(cluster: ClusterConfig) -> str:
+    """Name the library of a device: HCCL on Ascend, XLA's on TPU, else NCCL."""
+    name = cluster.device.name.lower()
+    return "HCCL" if name.startswith("ascend") else "XLA" if name.startswith("tpu") else "NCCL"
 
 
 @dataclass(frozen=True)
@@ -54,6 +74,8 @@ class Phase:
         What the busiest rank sends on this tier.
     links : int
         Links over which one unit of the tier below sends at once.
+    fabric : int
+        Phases of one fabric share the ports of a device, so that their bytes add up.
     """
 
     stage: int
@@ -61,6 +83,7 @@ class Phase:
     steps: int
     sent_bytes: Any
     links: int
+    fabric: int = 0
 
     @property
     def start_s(self) -> float:
@@ -100,14 +123,20 @@ def phases(
         No such collective or algorithm; a group that the cluster does not hold, or the algorithm cannot serve.
     """
     check_algorithm(op, algorithm)
-    where = place(group, cluster)
+    return placed_phases(op, algorithm, size_bytes, place(group, cluster))
+
+
+def placed_phases(op: str, algorithm: str, size_bytes: Any, where: Place) -> tuple[Phase, ...]:
+    """Phases of one collective of a group that was placed; as :func:`phases`."""
     reason = refusal(op, algorithm, where)
     if reason:
         good = [name for name in ALGORITHMS[op] if not refusal(op, name, where)]
         raise bad("algorithm", algorithm, reason, f"{', '.join(good)} would work")
     if where.size == 1:
         return ()
-    return tuple(_RULES[algorithm](op, size_bytes, where))
+    ports = dict(zip((tier.name for tier in where.tiers), where.fabrics, strict=True))
+    found = _RULES[algorithm](op, size_bytes, where)
+    return tuple(replace(phase, fabric=ports[phase.tier.name]) for phase in found)
 
 
 def check_algorithm(op: str, algorithm: str) -> None:
@@ -149,28 +178,26 @@ def total_s(found: Iterable[Phase]) -> Any:
     """Time of all stages."""
     total: Any = 0.0
     for _, stage in groupby(found, key=lambda phase: phase.stage):
-        side_by_side = tuple(stage)
+        busy: dict[int, Any] = {}
+        for phase in stage:
+            total = total + phase.start_s
+            busy[phase.fabric] = busy.get(phase.fabric, 0.0) + phase.transfer_s
         slowest: Any = 0.0
-        for phase in side_by_side:
-            slowest = np.maximum(slowest, phase.transfer_s)
-        total = total + sum(phase.start_s for phase in side_by_side) + slowest
+        for time in busy.values():
+            slowest = np.maximum(slowest, time)
+        total = total + slowest
     return total
 
 
-def quickest(op: str, size_bytes: float, group: Group, cluster: ClusterConfig) -> tuple[str, float]:
-    """Name and seconds of the quickest algorithm; raises as :func:`phases`."""
-    times = by_algorithm(op, size_bytes, group, cluster)
-    name = min(times, key=times.__getitem__)
-    return name, times[name]
-
-
-def by_algorithm(op: str, size_bytes: float, group: Group, cluster: ClusterConfig) -> dict[str, float]:
-    """Seconds of every algorithm that can serve the group; raises as :func:`phases`."""
+def by_algorithm(
+    op: str, size_bytes: float, group: Group, cluster: ClusterConfig, names: Sequence[str] | None = None
+) -> dict[str, float]:
+    """Seconds of each named algorithm (of the library's) that can serve the group; raises as :func:`phases`."""
     if op not in ALGORITHMS:
         raise bad("op", op, "no such collective", f"known: {', '.join(ALGORITHMS)}")
     where = place(group, cluster)
-    names = [name for name in ALGORITHMS[op] if not refusal(op, name, where)]
-    return {name: float(algorithm_time_s(op, name, size_bytes, group, cluster)) for name in names}
+    able = [name for name in names or LIBRARIES[library(cluster)][op] if not refusal(op, name, where)]
+    return {name: float(total_s(placed_phases(op, name, size_bytes, where))) for name in able}
 
 
 def _ring(op: str, size: Any, where: Place) -> Iterable[Phase]:
@@ -239,7 +266,7 @@ def _halving_doubling(op: str, size: Any, where: Place) -> Iterable[Phase]:
     def exchange(a: Any, b: Any, share: float, times: int = 1) -> None:
         level = where.level(a, b)
         steps[level.max()] += times
-        np.add.at(sent, (level, a), times * share)
+        sent[level, a] += times * share
 
     if rest:
         spare = 2 * np.arange(rest)
@@ -283,9 +310,8 @@ def _direct(op: str, size: Any, where: Place) -> Iterable[Phase]:
 
 def _most_peers(where: Place, level: int) -> int:
     """Peers over one tier, of the rank that has most there."""
-    tier = where.tiers[level]
-    units = where.ranks // tier.devices if tier.devices is not None else np.zeros_like(where.ranks)
-    below = (where.tiers[level - 1].devices or 1) if level else 1
+    units = where.ranks // where.units[level]
+    below = where.units[level - 1] if level else 1
     _, inverse, held = np.unique(units, return_inverse=True, return_counts=True)
     _, inner, near = np.unique(where.ranks // below, return_inverse=True, return_counts=True)
     return int((held[inverse] - near[inner]).max())

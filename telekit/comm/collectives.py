@@ -1,65 +1,107 @@
-"""Time of collectives over links in tiers, elementwise over layouts: what the cost models ask.
+"""Time of collectives over links in tiers, elementwise over layouts: the one price that everything asks for.
 
-A group is ``ranks`` devices that lie ``stride`` apart. Inside a tier that has a measured curve the curve answers. Over
-several tiers, and where there is none, ring collectives (all-gather, reduce-scatter, all-reduce) are limited by the
-slowest tier, where all ranks inside one unit of that tier drive their own links side by side (the groups beside this
-one drive theirs); all-to-all sends each peer its share over the tier that reaches it. The bytes are the ring's, which
-libraries take for large buffers; the latency is that of one ring a tier, since for small ones they do not walk a ring
-through all ranks. :mod:`telekit.comm.algorithms` tells the algorithms apart. Sources: nccl-tests PERFORMANCE.md for the
-factors, the cluster's record for links.
+A group is ``ranks`` devices that lie ``stride`` apart. Where a measured curve stands for all of it, the curve answers.
+Else each tier adds a start, and the bytes of all tiers flow at once, so the slowest decides; tiers that use the same
+ports of a device share them. A tier inside with a curve counts by it, and what the library's protocols cost there
+(a start, and for small messages bytes sent slowly or a ramp) they cost beyond, too.
+
+Ring collectives (all-gather, reduce-scatter, broadcast, all-reduce) take the bytes of rings, in which all ranks of one
+unit drive their own links side by side, and the latency of one ring a tier; an all-reduce takes two trees over the
+units of a tier where that is quicker. An all-to-all sends each peer its share over the tier that reaches it. A call
+costs what the library's start costs on the devices' own links, and the outer tiers come on top.
+
+:mod:`telekit.comm.algorithms` tells the algorithms apart. Sources: nccl-tests PERFORMANCE.md for the factors, the
+cluster's record for links.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from telekit.cluster.config import ClusterConfig, LinkTier
-from telekit.comm.routing import distinct_uniform
+from telekit.cluster.curves import Curve
+from telekit.comm.groups import fabrics, together, unit_sizes
 from telekit.errors import bad
 
 RING_PASSES = {"all-gather": 1.0, "reduce-scatter": 1.0, "broadcast": 1.0, "all-reduce": 2.0}
-COLLECTIVES = (*RING_PASSES, "all-to-all", "dedup-all-to-all", "send-recv")
+COLLECTIVES = (*RING_PASSES, "all-to-all", "send-recv")
 
 
-def within_reach(tier: LinkTier, ranks: Any, stride: Any) -> Any:
-    """Ranks of a group that one unit of a tier holds for sure (at least 1, at most all).
+@dataclass(frozen=True)
+class Part:
+    """What one tier adds to a collective, numbers or columns; all 0 where the group does not use it.
 
-    Groups lie one after the other, so one whose span does not divide a node straddles two of them: then only as
-    many neighbours as both have in common stay together (6 ranks on nodes of 8: 2).
+    Parameters
+    ----------
+    tier : LinkTier
+        Whose links; a measured tier stands for those inside it too.
+    ranks : float or column
+        How many of the group one unit of the tier holds.
+    fabric : int
+        Parts of one fabric share ports.
+    measured : bool or column
+        Whether the tier's curve was asked.
+    start_s, transfer_s : float or column
+        Time of the empty message, and of the bytes.
+    sent_bytes : float or column
+        What the busiest rank sends on the tier.
     """
-    if tier.devices is None:
-        return ranks * 1.0
-    span = np.rint(np.asarray(ranks * stride)).astype(np.int64)
-    return np.clip(np.gcd(span, tier.devices) / stride, 1.0, ranks)
+
+    tier: LinkTier
+    ranks: Any
+    fabric: int
+    measured: Any
+    start_s: Any
+    transfer_s: Any
+    sent_bytes: Any
+
+    def where(self, kept: Any) -> Part:
+        """Drop it where it is not kept."""
+        values = (np.where(kept, x, 0.0) for x in (self.start_s, self.transfer_s, self.sent_bytes))
+        return Part(self.tier, self.ranks, self.fabric, np.asarray(self.measured) & kept, *values)
 
 
-def collective_time_s(
-    op: str,
-    size_bytes: Any,
-    ranks: Any,
-    stride: Any,
-    cluster: ClusterConfig,
-    fan_out: int = 1,
-    experts: int = 1,
-) -> Any:
+@dataclass(frozen=True)
+class _Step:
+    """One tier on the way out: what a unit below and one of this tier hold; whether it goes beyond a node."""
+
+    op: str
+    size_bytes: Any
+    ranks: Any
+    inner: Any
+    reach: Any
+    tier: LinkTier
+    outer: bool
+
+    @property
+    def share(self) -> Any:
+        """Part of the buffer that every rank sends on in one pass of a ring."""
+        return 1.0 if self.op == "broadcast" else (self.ranks - 1.0) / self.ranks
+
+    @property
+    def units(self) -> Any:
+        return np.ceil(self.reach / self.inner)
+
+
+def collective_time_s(op: str, size_bytes: Any, ranks: Any, stride: Any, cluster: ClusterConfig) -> Any:
     """Time of one collective.
 
     Parameters
     ----------
     op : str
-        One of :data:`COLLECTIVES`. ``dedup-all-to-all`` is an all-to-all of token copies, ``fan_out`` a token, in
-        which a token crosses to another node once, however many experts it visits there.
+        One of :data:`COLLECTIVES`.
     size_bytes : float or column
         Whole buffer, as nccl-tests counts it (all-gather: what every rank holds at the end; all-to-all: what
         one rank sends, its own share included; send-recv: the message).
     ranks, stride : int or column
-        Group size, and distance between neighbours in ranks.
+        Group size, and distance between neighbours in ranks; :func:`telekit.comm.groups.together` says how such
+        groups lie on nodes and racks.
     cluster : ClusterConfig
         Links.
-    fan_out, experts : int
-        Experts a token visits, and experts there are, for ``dedup-all-to-all``; routing is uniform.
 
     Returns
     -------
@@ -69,85 +111,170 @@ def collective_time_s(
     Raises
     ------
     InputError
-        For a collective with no such name, and more experts visited than there are.
+        For a collective with no such name.
     """
+    return min_time_s(collective_parts(op, size_bytes, ranks, stride, cluster))
+
+
+def collective_parts(
+    op: str, size_bytes: Any, ranks: Any, stride: Any, cluster: ClusterConfig
+) -> tuple[tuple[Part, ...], ...]:
+    """Ways to carry it out, each as what every tier adds, for :func:`min_time_s`; as :func:`collective_time_s`."""
     if op not in COLLECTIVES:
         raise bad("op", op, "no such collective", f"known: {', '.join(COLLECTIVES)}")
     if op == "send-recv":
-        return _send_recv_s(size_bytes, ranks, stride, cluster)
-    if op in RING_PASSES:
-        return _ring_s(op, size_bytes, ranks, stride, cluster)
-    if op == "dedup-all-to-all" and not 1 <= fan_out <= experts:
-        raise bad("fan_out", fan_out, f"a token visits from 1 to all {experts} experts", "give experts too")
-    visits = (fan_out, experts) if op == "dedup-all-to-all" else (0, 0)
-    return _all_to_all_s(op, size_bytes, ranks, stride, cluster, *visits)
+        return (_send_recv(size_bytes, ranks, stride, cluster),)
+    rules = {"all-to-all": (_exchange,), "all-reduce": (_ring, _trees)}.get(op, (_ring,))
+    return tuple(_over_tiers(rule, op, size_bytes, ranks, stride, cluster) for rule in rules)
 
 
-def _ring_s(op: str, size_bytes: Any, ranks: Any, stride: Any, cluster: ClusterConfig) -> Any:
-    inner: Any = 1.0
-    latency: Any = 0.0
-    transfer: Any = 0.0
-    passes, share = RING_PASSES[op], (ranks - 1.0) / ranks
-    for depth, tier in enumerate(cluster.tiers):
-        reach = within_reach(tier, ranks, stride)
-        steps = passes * (np.ceil(reach / inner) - 1.0) * tier.message_s
-        moved = passes * share * size_bytes / (tier.rate_bytes_per_s * inner)
-        if op in tier.curves:  # a rank's own link carries what the whole group makes it send
-            same = 1.0 if op == "broadcast" else share * reach / np.maximum(reach - 1.0, 1.0)
-            steps, moved = _measured(cluster, depth, op, size_bytes * same, inner, reach, (steps, moved))
-        latency = latency + np.where(reach > inner, steps, 0.0)
-        transfer = np.maximum(transfer, np.where(reach > inner, moved, 0.0))
-        inner = reach
-    return transfer + latency
+def parts_time_s(parts: tuple[Part, ...]) -> Any:
+    """Time of all parts: starts add up, bytes flow side by side where they use other ports."""
+    start: Any = 0.0
+    busy: dict[int, Any] = {}
+    for part in parts:
+        start = start + part.start_s
+        busy[part.fabric] = busy.get(part.fabric, 0.0) + part.transfer_s
+    slowest: Any = 0.0
+    for time in busy.values():
+        slowest = np.maximum(slowest, time)
+    return start + slowest
 
 
-def _measured(
-    cluster: ClusterConfig,
-    depth: int,
+def min_time_s(ways: tuple[tuple[Part, ...], ...]) -> Any:
+    """Time of the quickest way."""
+    first, *rest = (parts_time_s(parts) for parts in ways)
+    for time in rest:
+        first = np.minimum(first, time)
+    return first
+
+
+def _over_tiers(
+    rule: Callable[[_Step], tuple[Any, Any]],
     op: str,
     size_bytes: Any,
-    inner: Any,
-    reach: Any,
-    plain: tuple[Any, Any],
-) -> tuple[Any, Any]:
-    """Latency and time of the bytes by a tier's curve, which was measured on whole units of the tier below."""
-    whole = True if depth == 0 else inner >= (cluster.tiers[depth - 1].devices or np.inf)
-    time = cluster.tiers[depth].curves[op].time_s(op, size_bytes, reach)
-    return np.where(whole, 0.0, plain[0]), np.where(whole, time, plain[1])
-
-
-def _all_to_all_s(
-    op: str, size_bytes: Any, ranks: Any, stride: Any, cluster: ClusterConfig, fan_out: int, experts: int
-) -> Any:
-    inner: Any = 1.0
-    latency: Any = 0.0
-    transfer: Any = 0.0
-    for depth, tier in enumerate(cluster.tiers):
-        reach = within_reach(tier, ranks, stride)
-        share = (reach - inner) / ranks
-        if fan_out and depth:
-            units = ranks / inner  # a token visits so many of them; only those within reach use this tier
-            visited = distinct_uniform(units, experts, fan_out)
-            share = visited * (reach / inner - 1.0) / units / fan_out
-        elif fan_out:  # copies that arrive once at a node are handed on inside it
-            share = (reach - 1.0) / reach
-        steps, moved = tier.message_s, size_bytes * share / tier.rate_bytes_per_s
-        if op in tier.curves:
-            plain = (steps, moved)
-            steps, moved = _measured(cluster, depth, op, size_bytes * reach / ranks, inner, reach, plain)
-        latency = latency + np.where(reach > inner, steps, 0.0)
-        transfer = np.maximum(transfer, np.where(reach > inner, moved, 0.0))
+    ranks: Any,
+    stride: Any,
+    cluster: ClusterConfig,
+) -> tuple[Part, ...]:
+    ranks, stride = np.asarray(ranks, dtype=np.float64), np.asarray(stride, dtype=np.float64)
+    inner: Any = np.ones(())
+    found: list[Part] = []
+    library = _library_curve(op, cluster)
+    started: Any = np.zeros((), dtype=bool)  # whether some tier's curve counts the library's start
+    held = together(ranks * stride, cluster)
+    for depth, (tier, fabric) in enumerate(zip(cluster.tiers, fabrics(cluster), strict=True)):
+        reach = np.clip(held[depth] / stride, 1.0, ranks)
+        outer = unit_sizes(cluster)[depth] > cluster.devices_per_node
+        step, used = _Step(op, size_bytes, ranks, inner, reach, tier, outer), reach > inner
+        steps, sent = rule(step)
+        plain = sent / tier.rate_bytes_per_s
+        moved = plain if library is None or not outer else plain + library.protocol_s(plain)
+        part = Part(tier, reach, fabric, False, steps * tier.message_s, moved, sent).where(used)
+        covers = used & _covers(step, depth, cluster)
+        if np.any(covers):
+            found = [one.where(~covers) for one in found]
+            part = _chosen(covers, _measured(step, fabric, rule(replace(step, inner=1.0))[1]), part)
+            started = started | covers
+        found.append(part)
         inner = reach
-    return transfer + latency
+    launch_s = 0.0 if library is None else library.start_s
+    return _launched(found, np.where(started | (ranks <= 1), 0.0, launch_s))
 
 
-def _send_recv_s(size_bytes: Any, ranks: Any, stride: Any, cluster: ClusterConfig) -> Any:
-    """Time of the slowest of the hops between neighbours: some hop crosses a unit that does not hold them all."""
-    time: Any = 0.0
-    for tier in reversed(cluster.tiers):
+def _launched(found: list[Part], launch_s: Any) -> tuple[Part, ...]:
+    """Add the library's start to the outermost tier in use, where no curve counts it."""
+    parts, left = [], launch_s
+    for part in reversed(found):
+        here = np.where(part.transfer_s + part.start_s > 0, left, 0.0)
+        parts.append(replace(part, start_s=part.start_s + here))
+        left = left - here
+    return tuple(reversed(parts))
+
+
+def _library_curve(op: str, cluster: ClusterConfig) -> Curve | None:
+    """Innermost curve there is: it knows the start of the library's call, and what its protocols cost."""
+    return next((tier.curves[op] for tier in cluster.tiers if op in tier.curves), None)
+
+
+def _covers(step: _Step, depth: int, cluster: ClusterConfig) -> Any:
+    """Where a tier's curve stands for the group's part inside it.
+
+    It was measured on whole units of the tier below, unless the same ports reach all (NVLink in a rack).
+    """
+    curve = step.tier.curves.get(step.op)
+    if curve is None:
+        return np.zeros((), dtype=bool)
+    if curve.unit_ranks > 1:
+        return np.asarray(step.inner == curve.unit_ranks)
+    ports = fabrics(cluster)
+    return np.asarray(ports[depth] == ports[0] or step.inner >= unit_sizes(cluster)[depth - 1])
+
+
+def _measured(step: _Step, fabric: int, sent: Any) -> Part:
+    """Part by a tier's curve; a rank's own link carries what the whole group makes it send."""
+    reach = step.reach
+    if step.op == "all-to-all":
+        same = reach / step.ranks
+    elif step.op == "broadcast":
+        same = 1.0 + 0.0 * reach
+    else:
+        same = step.share * reach / np.maximum(reach - 1.0, 1.0)
+    curve = step.tier.curves[step.op]
+    start = curve.time_s(step.op, 0.0, reach)
+    time = curve.time_s(step.op, step.size_bytes * same, reach)
+    return Part(step.tier, reach, fabric, True, start, time - start, sent)
+
+
+def _chosen(here: Any, one: Part, other: Part) -> Part:
+    both = zip(
+        (one.start_s, one.transfer_s, one.sent_bytes),
+        (other.start_s, other.transfer_s, other.sent_bytes),
+        strict=True,
+    )
+    return Part(one.tier, one.ranks, one.fabric, here, *(np.where(here, a, b) for a, b in both))
+
+
+def _ring(step: _Step) -> tuple[Any, Any]:
+    """Count steps of one ring over the units of a tier, and bytes of a rank, whose unit leaves by all its links."""
+    passes = RING_PASSES[step.op]
+    return passes * (step.units - 1.0), passes * step.share * step.size_bytes / step.inner
+
+
+def _trees(step: _Step) -> tuple[Any, Any]:
+    """Count steps up and down two trees over the units, each of which carries half; a chain inside a node.
+
+    Halving and doubling (HCCL) takes as many.
+    """
+    if not step.outer:
+        return _ring(step)
+    return 2.0 * np.ceil(np.log2(step.units)), 2.0 * step.size_bytes / step.inner
+
+
+def _exchange(step: _Step) -> tuple[Any, Any]:
+    """One start a tier, and the shares of the peers that it reaches."""
+    return 1.0 + 0.0 * step.reach, step.size_bytes * (step.reach - step.inner) / step.ranks
+
+
+def _send_recv(size_bytes: Any, ranks: Any, stride: Any, cluster: ClusterConfig) -> tuple[Part, ...]:
+    """Slowest of the hops between neighbours: some hop crosses a unit that does not hold them all."""
+    span = np.asarray(ranks, dtype=np.float64) * stride
+    held, ports = together(span, cluster), fabrics(cluster)
+    near: Any = 0.0  # a hop is no quicker than one over the links inside
+    found = []
+    library = _library_curve("send-recv", cluster)
+    crosses: Any = np.asarray(ranks) > 1
+    for tier, block, fabric in zip(cluster.tiers, held, ports, strict=True):
         curve = tier.curves.get("send-recv")
-        mine = tier.message_s + size_bytes / tier.rate_bytes_per_s
+        plain = size_bytes / tier.rate_bytes_per_s
         if curve is not None:
-            mine = curve.time_s("send-recv", size_bytes, 2.0)
-        time = mine if tier.devices is None else np.where(ranks * stride <= tier.devices, mine, time)
-    return time
+            start: Any = curve.time_s("send-recv", 0.0, 2.0)
+            time: Any = curve.time_s("send-recv", size_bytes, 2.0)
+        else:
+            start = tier.message_s + (library.start_s if library else 0.0)
+            time = start + plain + (library.protocol_s(plain) if library else 0.0)
+        near = np.maximum(near, time)
+        part = Part(tier, 2.0, fabric, curve is not None, start, near - start, size_bytes)
+        found.append(part.where(crosses & (block >= span)))
+        crosses = crosses & (block < span)
+    return tuple(found)

@@ -18,8 +18,15 @@ import numpy as np
 
 from telekit import catalog
 from telekit.cluster.curves import Curve, CurveErrors
-from telekit.comm.calibrate import LINK_BYTES_PER_S, Pair, fitted_curve, options, published_rows
-from telekit.comm.fit import FIELDS, LARGE_BYTES, fit_curve, parameters, relative_errors, with_digits
+from telekit.comm.calibrate import (
+    LINK_BYTES_PER_S,
+    SIBLING_PRIOR,
+    Pair,
+    fitted_curve,
+    options,
+    published_rows,
+)
+from telekit.comm.fit import FIELDS, LARGE_BYTES, USUAL, fit_curve, parameters, relative_errors, with_digits
 
 ALL = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "send-recv")
 _AG, _RS, _AR, _A2A = "all-gather", "reduce-scatter", "all-reduce", "all-to-all"
@@ -103,7 +110,8 @@ def scaled_curve(device: str, op: str, ratio: float) -> Curve:
 def _derived(curve: Curve, source: str, rule: str) -> Curve:
     overall, large = rule_score(rule)
     errors = CurveErrors(left_out_pair=overall, left_out_pair_above_16_mb=large)
-    return with_digits(parameters(curve), rows=0, source=source, verified=False, errors=errors)
+    kept = {"in_switch_share": curve.in_switch_share, "ranks": curve.ranks}
+    return with_digits(parameters(curve), **kept, rows=0, source=source, verified=False, errors=errors)
 
 
 def _apply(rule: str, of: Sequence[tuple[Pair, Curve]], target: Pair, without: tuple[Pair, ...]) -> Curve:
@@ -113,7 +121,7 @@ def _apply(rule: str, of: Sequence[tuple[Pair, Curve]], target: Pair, without: t
     if rule == "pairwise":
         seen = [(_alone(g), _alone(a)) for g, a in _GATHERS if a not in without]
         return _mean([_pairwise(of[0][1], gather, other) for gather, other in seen])
-    if rule == "broadcast" and (of[0][1].rank_exponent or 0.0) <= 1.0:  # a mesh's pairs stay slower
+    if rule == "broadcast" and of[0][1].rank_exponent <= 1.0:  # a mesh's pairs stay slower
         return of[0][1].model_copy(update={"rank_exponent": 0.0})
     if rule == "scaled":
         (pair, curve) = of[0]
@@ -124,8 +132,8 @@ def _apply(rule: str, of: Sequence[tuple[Pair, Curve]], target: Pair, without: t
 def _one_pass(pair: Pair, curve: Curve) -> Curve:
     if pair[1] != _AR:
         return curve
-    exponent = 0.4 if curve.rank_exponent is None else curve.rank_exponent
-    changed = {"step_s": curve.step_s / 2, "rank_exponent": exponent, "in_switch_bytes_per_s": None}
+    exponent = curve.rank_exponent if curve.in_switch_share is None else USUAL["rank_exponent"]
+    changed = {"step_s": curve.step_s / 2, "rank_exponent": exponent, "in_switch_share": None}
     return curve.model_copy(update=changed)
 
 
@@ -142,22 +150,26 @@ def _pairwise(gather: Curve, like: Curve, other: Curve) -> Curve:
 
 
 def _scaled(curve: Curve, ratio: float) -> Curve:
-    inside = curve.in_switch_bytes_per_s
-    changed = {"bandwidth_bytes_per_s": curve.bandwidth_bytes_per_s * ratio}
-    return curve.model_copy(update=changed | {"in_switch_bytes_per_s": inside and inside * ratio})
+    return curve.model_copy(update={"bandwidth_bytes_per_s": curve.bandwidth_bytes_per_s * ratio})
 
 
 def _mean(curves: Sequence[Curve]) -> Curve:
-    """Geometric mean of the parameters; arithmetic of the exponent."""
-    values = {n: float(np.exp(np.mean([np.log(getattr(c, n)) for c in curves]))) for n in FIELDS}
+    """Geometric mean of the parameters; arithmetic of the exponent; measured where any of them was."""
+    values: dict[str, Any] = {
+        n: float(np.exp(np.mean([np.log(getattr(c, n)) for c in curves]))) for n in FIELDS[:-1]
+    }
     values["rank_exponent"] = float(np.mean([c.rank_exponent for c in curves]))
+    values["ranks"] = tuple(sorted({n for c in curves for n in c.ranks}))
     return Curve.model_validate(values)
 
 
 @cache
 def _alone(pair: Pair) -> Curve:
     """Curve of a pair by its own rows only, without a sibling's prior."""
-    return fit_curve(published_rows()[pair], **(options(pair) | {"prior": None})).curve
+    told = options(pair)
+    if pair in SIBLING_PRIOR:
+        told = {name: told[name] for name in ("link_bytes_per_s", "in_switch_share")}
+    return fit_curve(published_rows()[pair], **told).curve
 
 
 @cache

@@ -20,13 +20,13 @@ Megatron-Core's all-gather dispatcher.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from telekit.comm.expert_links import ExpertLinks
-from telekit.comm.routing import Routing
+from telekit.comm.routing import Routing, distinct_uniform
 from telekit.errors import InputError, Problem, bad
 
 TIERS = ("local", "inner", "outer")
@@ -125,10 +125,17 @@ def _flat(k: float, p: Any, nodes: Any, routing: Routing | None) -> Rows:
 
 
 def _two_hop(k: float, p: Any, nodes: Any, routing: Routing) -> Rows:
-    devices = routing.distinct_units(p * nodes)
-    domains = routing.distinct_units(nodes)
+    devices = _distinct(routing, p * nodes)
+    domains = _distinct(routing, nodes)
     visits = {"inner": devices, "outer": domains}
     return Rows(devices / p, devices * (1.0 - 1.0 / p), domains * (1.0 - 1.0 / nodes), visits)
+
+
+def _distinct(routing: Routing, units: Any) -> Any:
+    """Distinct units; all experts alike and no groups have a closed form, which columns of units pass in one go."""
+    if routing.balanced and routing.limit == routing.groups:
+        return distinct_uniform(units, float(routing.experts), routing.top_k)
+    return routing.distinct_units(units)
 
 
 def _gather_then_exchange(k: float, p: Any, nodes: Any, routing: Routing | None) -> Rows:
@@ -167,8 +174,12 @@ def rows_per_token(dispatcher: str, routing: Routing, ep: Any, per_node: Any) ->
     """
     if dispatcher not in ROWS:
         raise bad("dispatcher", dispatcher, "no such dispatcher", f"known: {', '.join(DISPATCHERS)}")
-    ep, p = _shape(ep, per_node)
-    return ROWS[dispatcher](float(routing.top_k), p, ep / p, routing)
+    return rows_on(dispatcher, routing, *_shape(ep, per_node, routing.experts))
+
+
+def rows_on(dispatcher: str, routing: Routing, ep: Any, held: Any) -> Rows:
+    """Rows a token, by tier, where a domain holds ``held`` of the ``ep`` ranks and every one as many; not checked."""
+    return ROWS[dispatcher](float(routing.top_k), held, ep / held, routing)
 
 
 def inter_node_rows(
@@ -184,7 +195,7 @@ def inter_node_rows(
     return rows_per_token(dispatcher, Routing(experts, top_k, groups, group_limit), ep, per_node).outer
 
 
-def _shape(ep: Any, per_node: Any) -> tuple[Any, Any]:
+def _shape(ep: Any, per_node: Any, experts: int) -> tuple[Any, Any]:
     """Return ranks of a group, and how many one node holds: all that fit in one; else groups must fill whole nodes."""
     ep, per_node = np.asarray(ep, dtype=np.float64), np.asarray(per_node, dtype=np.float64)
     p = np.minimum(ep, per_node)
@@ -193,7 +204,10 @@ def _shape(ep: Any, per_node: Any) -> tuple[Any, Any]:
         at = np.argmin(np.broadcast_to(fits, np.broadcast_shapes(ep.shape, per_node.shape)).ravel())
         here, node = (float(np.broadcast_to(x, fits.shape).ravel()[at]) for x in (ep, per_node))
         rule = f"must be at most the {node:g} ranks of a node, or a multiple, so that groups fill whole nodes"
-        raise bad("ep", here, rule, f"{node:g} would work")
+        good = [d for d in range(1, experts + 1) if experts % d == 0 and (d <= node or d % node == 0)]
+        raise bad("ep", here, rule, f"{min(good, key=lambda d: abs(d - here))} would work")
+    if np.any(ep > experts):
+        raise bad("ep", float(np.max(ep)), f"is more than the {experts} experts", f"{experts} would work")
     return (ep, p) if ep.ndim or p.ndim else (float(ep), float(p))
 
 
@@ -280,25 +294,40 @@ def _phases(
     etp: Any,
 ) -> tuple[Phase, ...]:
     """List the steps of one way, in order."""
-    inner, outer = rows.inner * tokens * row_bytes, rows.outer * tokens * row_bytes
-    copies = _tensor_phase(rows, tokens * row_bytes, links, imbalance, etp)
-    if dispatcher == "alltoall_deredundency":
-        gather = _library("all-gather" if way == "dispatch" else "reduce-scatter", 0.0, outer, links)
-        exchange = _library("all-to-all", inner, 0.0, links, imbalance)
-        steps = (gather, exchange, *copies)
-    elif dispatcher == "allgather":
-        steps = (
-            _library("all-gather" if way == "dispatch" else "reduce-scatter", inner, outer, links),
-            *copies,
-        )
-    elif dispatcher == "deepep":
-        steps = (_kernel(way, rows, tokens, row_bytes, links, imbalance), *copies)
-    elif dispatcher == "deepep_low_latency":
-        start = links.low_latency_dispatch_s if way == "dispatch" else links.low_latency_combine_s
-        steps = (Phase(way, inner, outer, start + _transfer_s(inner, outer, links) * imbalance), *copies)
-    else:
-        steps = (_library(way, inner, outer, links, imbalance), *copies)
+    steps = exchange_phases(dispatcher, way, rows, tokens, row_bytes, links, imbalance)
+    if np.any(np.asarray(etp) > 1):
+        steps = (*steps, tensor_phase(rows, tokens, row_bytes, links, imbalance, etp))
     return steps if way == "dispatch" else steps[::-1]
+
+
+def exchange_phases(
+    dispatcher: str, way: str, rows: Rows, tokens: Any, row_bytes: Any, links: ExpertLinks, imbalance: Any
+) -> tuple[Phase, ...]:
+    """List steps of one way over the expert-parallel ranks, as a dispatch orders them; see :func:`dispatch`."""
+    inner, outer = rows.inner * tokens * row_bytes, rows.outer * tokens * row_bytes
+    gathers = "all-gather" if way == "dispatch" else "reduce-scatter"
+    if dispatcher == "alltoall_deredundency":
+        return (
+            _library(gathers, 0.0, outer, links),
+            _library("all-to-all", inner, 0.0, links, imbalance),
+        )
+    if dispatcher == "allgather":
+        return (_library(gathers, inner, outer, links),)
+    if dispatcher == "deepep":
+        return (_kernel(way, rows, tokens, row_bytes, links, imbalance),)
+    if dispatcher == "deepep_low_latency":
+        start = links.low_latency_dispatch_s if way == "dispatch" else links.low_latency_combine_s
+        return (Phase(way, inner, outer, start + _transfer_s(inner, outer, links) * imbalance),)
+    own = replace(links, library_start_s=0.0) if dispatcher == "hybridep" else links  # kernels of its own
+    return (_library(way, inner, outer, own, imbalance),)
+
+
+def tensor_phase(
+    rows: Rows, tokens: Any, row_bytes: Any, links: ExpertLinks, imbalance: Any, etp: Any
+) -> Phase:
+    """Gather what arrived over the ranks that share an expert: each row is wanted by the ``etp - 1`` others."""
+    arrived = rows.visits["inner"] * tokens * row_bytes * (np.asarray(etp) - 1.0)
+    return _library("expert tensor ranks", arrived, 0.0, links, imbalance)
 
 
 def _transfer_s(inner: Any, outer: Any, links: ExpertLinks) -> Any:
@@ -307,9 +336,10 @@ def _transfer_s(inner: Any, outer: Any, links: ExpertLinks) -> Any:
 
 
 def _library(name: str, inner: Any, outer: Any, links: ExpertLinks, imbalance: Any = 1.0) -> Phase:
-    """One call of a collective library: it starts once on each tier that it uses."""
-    start = np.where(np.asarray(inner) > 0, links.fabric_latency_s, 0.0)
-    start = start + np.where(np.asarray(outer) > 0, links.network_latency_s, 0.0)
+    """One call of a collective library: its start, and the latency of each link that it uses."""
+    near, far = np.asarray(inner) > 0, np.asarray(outer) > 0
+    start = np.where(near | far, links.library_start_s, 0.0)
+    start = start + np.where(near, links.fabric_latency_s, 0.0) + np.where(far, links.network_latency_s, 0.0)
     return Phase(name, inner, outer, start + _transfer_s(inner, outer, links) * imbalance)
 
 
@@ -320,13 +350,3 @@ def _kernel(way: str, rows: Rows, tokens: Any, row_bytes: Any, links: ExpertLink
     copying = rows.visits["inner"] * (links.sm_row_s + row_bytes / links.sm_bytes_per_s) / links.sms
     time = links.kernel_start_s + (tokens + fill) * np.maximum(wire, copying) * imbalance
     return Phase(way, rows.inner * tokens * row_bytes, rows.outer * tokens * row_bytes, time)
-
-
-def _tensor_phase(
-    rows: Rows, token_bytes: Any, links: ExpertLinks, imbalance: Any, etp: Any
-) -> tuple[Phase, ...]:
-    """Gather what arrived over the ranks that share an expert: each row is wanted by the ``etp - 1`` others."""
-    if not np.any(np.asarray(etp) > 1):
-        return ()
-    arrived = rows.visits["inner"] * token_bytes * (np.asarray(etp) - 1.0)
-    return (_library("expert tensor ranks", arrived, 0.0, links, imbalance),)

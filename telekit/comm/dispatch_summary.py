@@ -9,7 +9,7 @@ from typing import Any
 
 from telekit.cluster.config import ClusterConfig
 from telekit.comm.dispatch import Dispatch, dispatch
-from telekit.comm.expert_links import ExpertLinks, expert_links
+from telekit.comm.expert_links import ExpertLinks, domain_ranks, expert_links
 from telekit.comm.routing import Routing
 from telekit.comm.summary import cluster_for
 from telekit.errors import bad
@@ -17,9 +17,6 @@ from telekit.units import format_bytes, format_seconds
 
 TRAINING = ("alltoall", "alltoall_deredundency", "deepep", "hybridep", "allgather")
 """Dispatchers that training uses; low-latency kernels hold a few tokens only."""
-
-FP8_SCALED = 1.0 + 4.0 / 128.0
-"""Bytes of a number in fp8 with a 4-byte scale for every 128 numbers, as DeepSeek-V3 sends them."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +27,8 @@ class DispatchSummary:
     ----------
     cluster, ep, tokens, hidden
         Where, and what one rank sends.
+    per_domain : int
+        Devices of one domain that take part: a rack holds as many whole groups, or equal parts of one, as it can.
     routing : Routing
         How tokens choose.
     imbalance : float
@@ -44,6 +43,7 @@ class DispatchSummary:
     ep: int
     tokens: int
     hidden: int
+    per_domain: int
     routing: Routing
     imbalance: float
     links: ExpertLinks
@@ -57,7 +57,7 @@ class DispatchSummary:
     @property
     def domains(self) -> int:
         """Domains (nodes) of the group."""
-        return math.ceil(self.ep / self.links.domain)
+        return math.ceil(self.ep / self.per_domain)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -65,7 +65,7 @@ class DispatchSummary:
         return {
             "cluster": self.cluster,
             "ep": self.ep,
-            "devices_per_domain": self.links.domain,
+            "devices_per_domain": self.per_domain,
             "tokens": self.tokens,
             "hidden": self.hidden,
             "experts": routing.experts,
@@ -88,8 +88,25 @@ class DispatchSummary:
         return (
             f"{how}; the busiest rank gets {self.imbalance:.3g} times the mean and decides",
             "no other traffic on the links, nothing hidden behind compute",
+            *self.caveats,
             *self.links.sources,
         )
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """What the reader must know before comparing lines: the routing, and what was never measured here."""
+        routing, lines = self.routing, []
+        if routing.limit == routing.groups:
+            lines.append(
+                "a token may visit any device: no groups of experts were given (--groups, --group-limit), and where a "
+                "router has them deepep and hybridep send less"
+            )
+        if missing := [one.dispatcher for one in self.found if one.dispatcher not in self.links.measured]:
+            kernels = ", deepep with the kernels of H100 and H200" if "deepep" in missing else ""
+            lines.append(
+                f"no published time of {', '.join(missing)} on this device: priced by its links{kernels}"
+            )
+        return tuple(lines)
 
     def text(self) -> str:
         """Return a table for a person."""
@@ -98,7 +115,7 @@ class DispatchSummary:
         lines = [
             f"EP {self.ep} on {self.cluster}: {self.tokens} tokens of {self.hidden} a rank, top-{routing.top_k} of "
             f"{routing.experts} experts; a token visits {devices:.3g} devices in {domains:.3g} of {self.domains} "
-            f"domains of {self.links.domain}",
+            f"domains of {self.per_domain}",
             "",
             f"{'dispatcher':<23}{'rows in':>9}{'rows out':>9}{'bytes in':>13}{'bytes out':>13}"
             f"{'dispatch':>11}{'combine':>11}",
@@ -115,6 +132,7 @@ class DispatchSummary:
             "",
             f"quickest: {self.quickest.dispatcher}",
             "in and out: inside a domain, and between domains; a rank",
+            *(f"caution: {line}" for line in self.caveats),
         ]
         return "\n".join(lines)
 
@@ -182,8 +200,11 @@ def compare_dispatchers(
         raise bad("ep", ep, f"is more than the {where.devices} devices of {where.name}")
     links = expert_links(where)
     load = routing.imbalance(ep, tokens * ep) if imbalance is None else imbalance
+    held = links.domain  # a node is full; a rack has as many of a large group as it shares evenly
+    if where.devices_per_node < held < ep:
+        held = int(domain_ranks(where, ep))
     found = tuple(
-        dispatch(name, tokens, hidden, dispatch_bytes, combine_bytes, routing, ep, links.domain, links, load)
+        dispatch(name, tokens, hidden, dispatch_bytes, combine_bytes, routing, ep, held, links, load)
         for name in TRAINING
     )
-    return DispatchSummary(where.name, ep, tokens, hidden, routing, load, links, found)
+    return DispatchSummary(where.name, ep, tokens, hidden, held, routing, load, links, found)

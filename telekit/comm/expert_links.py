@@ -7,11 +7,17 @@ link what the cluster's record says that collectives reach.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
+
+import numpy as np
 
 from telekit import catalog
 from telekit.cluster.config import ClusterConfig, LinkTier
+from telekit.comm.groups import fabrics, together
 
 
 @dataclass(frozen=True)
@@ -26,8 +32,8 @@ class ExpertLinks:
         Devices that the network joins; None: any number.
     fabric_bytes_per_s, network_bytes_per_s : float
         What dispatch and combine reach inside a domain, and between domains.
-    fabric_latency_s, network_latency_s : float
-        Start of a collective library's call on each.
+    library_start_s, fabric_latency_s, network_latency_s : float
+        Start of a collective library's call, where a curve of its all-to-all knows it, and what each link adds.
     shared_ports : bool
         Whether both use the same ports, so that their times add up (Ascend A3) where else they overlap.
     kernel_start_s, low_latency_dispatch_s, low_latency_combine_s : float
@@ -40,12 +46,15 @@ class ExpertLinks:
         SMs those kernels run on.
     sources : tuple of str
         Where the numbers come from, and their errors.
+    measured : tuple of str
+        Dispatchers of which published rows on this device were met.
     """
 
     domain: int
     reach: int | None
     fabric_bytes_per_s: float
     network_bytes_per_s: float
+    library_start_s: float
     fabric_latency_s: float
     network_latency_s: float
     shared_ports: bool
@@ -57,26 +66,37 @@ class ExpertLinks:
     sm_bytes_per_s: float
     sms: int
     sources: tuple[str, ...]
+    measured: tuple[str, ...] = ()
 
 
-def expert_links(cluster: ClusterConfig) -> ExpertLinks:
+def expert_links(cluster: ClusterConfig, far: bool = False) -> ExpertLinks:
     """Read a cluster's links as expert traffic sees them.
 
     A fitted share is of the cluster's own bandwidth, and moves with its efficiency where that is not the catalog's.
+
+    Parameters
+    ----------
+    cluster : ClusterConfig
+        Where.
+    far : bool
+        Take the outermost tier for the network, for groups that reach beyond the tier next to the domain.
     """
-    found = catalog.record("measurements", "expert_links")
-    mine = found["devices"].get(cluster.device.name, {})
-    record: dict[str, Any] = found["default"] | mine
-    inner, outer = _tiers(cluster, record.get("domain_tier"))
-    origins = found["default"]["sources"] | mine.get("sources", {})
+    record = _record(cluster.device.name)
+    at = _domain(cluster)
+    beyond = len(cluster.tiers) - 1 if far else min(at + 1, len(cluster.tiers) - 1)
+    inner, outer = cluster.tiers[at], cluster.tiers[beyond]
+    next_to = beyond == at + 1 or at == beyond
+    curve, ports = inner.curves.get("all-to-all"), fabrics(cluster)
     return ExpertLinks(
-        domain=inner.devices or cluster.devices,
+        domain=min(inner.devices or cluster.devices, cluster.devices),
         reach=outer.devices,
         fabric_bytes_per_s=inner.bandwidth_bytes_per_s * _share(cluster, inner, record["fabric_share"]),
-        network_bytes_per_s=outer.bandwidth_bytes_per_s * _share(cluster, outer, record["network_share"]),
+        network_bytes_per_s=outer.bandwidth_bytes_per_s
+        * _share(cluster, outer, record["network_share"] if next_to else None),
+        library_start_s=0.0 if curve is None else curve.start_s,
         fabric_latency_s=inner.latency_s,
         network_latency_s=outer.latency_s,
-        shared_ports=record["shared_ports"],
+        shared_ports=beyond != at and ports[beyond] == ports[at],
         kernel_start_s=record["kernel_start_s"],
         low_latency_dispatch_s=record["low_latency_dispatch_s"],
         low_latency_combine_s=record["low_latency_combine_s"],
@@ -84,26 +104,48 @@ def expert_links(cluster: ClusterConfig) -> ExpertLinks:
         sm_row_s=record["sm_row_s"],
         sm_bytes_per_s=record["sm_bytes_per_s"],
         sms=record["sms"],
-        sources=tuple(f"{name}: {text}" for name, text in origins.items()),
+        sources=tuple(f"{name}: {text}" for name, text in record["sources"].items()),
+        measured=tuple(record.get("measured", ())),
     )
+
+
+def domain_ranks(cluster: ClusterConfig, ep: Any, etp: Any = 1) -> Any:
+    """Expert-parallel ranks of one domain, in groups of ``ep``, each ``etp`` neighbours; divides ``ep``, elementwise.
+
+    :func:`telekit.comm.groups.together` says how groups lie on nodes and racks.
+    """
+    ep, etp = np.asarray(ep), np.asarray(etp)
+    held = together(ep * etp, cluster)[_domain(cluster)]
+    ranks = np.rint(ep).astype(np.int64)
+    return np.gcd(ranks, np.maximum(held // np.rint(etp).astype(np.int64), 1)).astype(np.float64)
+
+
+@lru_cache
+def _record(device: str) -> Mapping[str, Any]:
+    """Read what was measured of a device, with the defaults for the rest; once, since every transfer asks."""
+    found = catalog.record("measurements", "expert_links")
+    mine = found["devices"].get(device, {})
+    sources = found["default"]["sources"] | mine.get("sources", {})
+    return MappingProxyType(found["default"] | mine | {"sources": sources})
 
 
 def _share(cluster: ClusterConfig, tier: LinkTier, fitted: float | None) -> float:
     """Return the share of a tier's bandwidth that expert traffic reaches."""
     if fitted is None:
         return tier.efficiency
-    known = catalog.record("clusters", cluster.device.name)["tiers"]
-    usual = [float(one["efficiency"]) for one in known if one["name"] == tier.name]
-    return min(fitted * tier.efficiency / usual[0], 1.0) if usual else tier.efficiency
+    usual = _usual_efficiency(cluster.device.name).get(tier.name)
+    return min(fitted * tier.efficiency / usual, 1.0) if usual else tier.efficiency
 
 
-def _tiers(cluster: ClusterConfig, domain: str | None) -> tuple[LinkTier, LinkTier]:
-    """Tier of the domain, and the one beyond it (the same where there is no other).
+@lru_cache
+def _usual_efficiency(device: str) -> Mapping[str, float]:
+    """Efficiency of each tier in the catalog's record."""
+    known = catalog.record("clusters", device)["tiers"]
+    return MappingProxyType({one["name"]: float(one["efficiency"]) for one in known})
 
-    The domain is the tier a record names, else the last one that is as fast as the first.
-    """
-    tiers = cluster.tiers
+
+def _domain(cluster: ClusterConfig) -> int:
+    """Place of the domain's tier: the one a record names, else the last one that is as fast as the first."""
+    tiers, named = cluster.tiers, _record(cluster.device.name).get("domain_tier")
     fast = [i for i, tier in enumerate(tiers) if tier.bandwidth_bytes_per_s >= tiers[0].bandwidth_bytes_per_s]
-    named = [i for i, tier in enumerate(tiers) if tier.name == domain]
-    at = named[0] if named else fast[-1]
-    return tiers[at], tiers[min(at + 1, len(tiers) - 1)]
+    return next((i for i, tier in enumerate(tiers) if tier.name == named), fast[-1])

@@ -1,10 +1,15 @@
-"""A group of ranks on the tiers of a cluster: which tiers it uses, and how its ranks are spread over their units."""
+"""A group of ranks on the tiers of a cluster: which tiers it uses, and how its ranks are spread over their units.
+
+Ranks fill nodes one after the other, every device of a node at work, so a group whose span does not divide a node
+straddles two. Larger units (racks, supernodes) are filled with as many nodes as keep groups whole: 64 of the 72 devices
+of a GB200 rack, where groups span 16, 32, 64 or 128. A group straddles a rack only if it must.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import pairwise
+from functools import cached_property, lru_cache
+from math import isqrt, lcm
 from typing import Any
 
 import numpy as np
@@ -59,12 +64,18 @@ class Place:
         they differ.
     members : tuple of tuple of int
         By used tier, how many of the ranks each of its units holds.
+    units : tuple of int
+        By used tier, how many ranks of the job one of its units holds.
+    fabrics : tuple of int
+        By used tier, a number that tiers have in common which use the same ports of a device.
     """
 
     ranks: Index
     tiers: tuple[LinkTier, ...]
     parts: tuple[int | None, ...]
     members: tuple[tuple[int, ...], ...]
+    units: tuple[int, ...]
+    fabrics: tuple[int, ...]
 
     @property
     def size(self) -> int:
@@ -89,10 +100,64 @@ class Place:
         """Find the used tier (its index) over which ranks at positions ``a`` and ``b`` talk, elementwise."""
         first, second = self.ranks[np.asarray(a)], self.ranks[np.asarray(b)]
         found = np.zeros(np.broadcast(first, second).shape, dtype=np.int64)
-        for tier in self.tiers[:-1]:
-            assert tier.devices is not None  # only the last tier of a cluster may be without
-            found += first // tier.devices != second // tier.devices
+        for unit in self.units[:-1]:
+            found += first // unit != second // unit
         return found
+
+
+def fabrics(cluster: ClusterConfig) -> tuple[int, ...]:
+    """Tell tiers by the ports of a device that they use: a tier as fast as the one inside it uses the same.
+
+    So do Ascend's links in a node and in a supernode, and NVLink in a node and in a rack: bytes over both add up.
+    """
+    found = [0]
+    for below, tier in zip(cluster.tiers, cluster.tiers[1:], strict=False):
+        found.append(found[-1] + (tier.bandwidth_bytes_per_s != below.bandwidth_bytes_per_s))
+    return tuple(found)
+
+
+def unit_sizes(cluster: ClusterConfig) -> tuple[int, ...]:
+    """Devices of a unit by tier, none more than the cluster has."""
+    return tuple(min(tier.devices or cluster.devices, cluster.devices) for tier in cluster.tiers)
+
+
+def together(span: Any, cluster: ClusterConfig) -> tuple[Any, ...]:
+    """By tier, how many of ``span`` neighbouring ranks one unit holds, elementwise; all groups have that span.
+
+    Inside a node that is what all nodes have for sure. A larger unit holds all where they fit; else as many, in equal
+    blocks of whole nodes, as it can.
+    """
+    span = np.rint(np.asarray(span)).astype(np.int64)
+    found: list[Any] = []
+    below: Any = np.ones_like(span)
+    inner = 1
+    for unit in unit_sizes(cluster):
+        if unit == cluster.devices:
+            below = span
+        elif unit <= cluster.devices_per_node:
+            below = np.gcd(span, unit)
+        else:
+            below = below * _largest_divisors(span // below, unit // inner)
+        found.append(below)
+        inner = unit
+    return tuple(found)
+
+
+def _largest_divisors(numbers: Index, most: int) -> Index:
+    """Largest divisor of each number that is not above ``most``, elementwise."""
+    if (numbers <= most).all():
+        return numbers
+    distinct, at = np.unique(numbers, return_inverse=True)
+    values = np.array([_largest_divisor(int(number), most) for number in distinct], dtype=np.int64)
+    return values[at].reshape(numbers.shape)
+
+
+@lru_cache(maxsize=4096)
+def _largest_divisor(number: int, most: int) -> int:
+    if number <= most:
+        return number
+    near = range(1, isqrt(number) + 1)
+    return max(d for low in near if number % low == 0 for d in (low, number // low) if d <= most)
 
 
 def place(group: Group, cluster: ClusterConfig) -> Place:
@@ -103,28 +168,52 @@ def place(group: Group, cluster: ClusterConfig) -> Place:
     InputError
         The ranks do not ascend, or the cluster has no such ranks.
     """
-    _check(group, cluster)
     ranks = np.asarray(group.ranks, dtype=np.int64)
-    below = ranks
-    tiers, parts, members = [], [], []
-    for tier in cluster.tiers:
-        unit = ranks // (tier.devices or cluster.devices)
-        _, joined = np.unique(np.unique(np.stack([unit, below]), axis=1)[0], return_counts=True)
+    _check(ranks, cluster)
+    below, tiers, parts, members, units = ranks, [], [], [], []
+    for depth, size in enumerate(_filled(ranks, cluster)):
+        unit = ranks // size
+        starts = np.flatnonzero(np.diff(unit, prepend=-1))  # ranks ascend, so a unit's stand together
+        new = np.flatnonzero(np.diff(below, prepend=-1))
+        joined = np.unique(unit[new], return_counts=True)[1]
         if joined.max() > 1:
-            tiers.append(tier)
+            tiers.append(depth)
             parts.append(int(joined[0]) if (joined == joined[0]).all() else None)
-            members.append(tuple(np.unique(unit, return_counts=True)[1].tolist()))
+            members.append(tuple(np.diff(starts, append=len(ranks)).tolist()))
+            units.append(size)
         below = unit
-    return Place(ranks, tuple(tiers), tuple(parts), tuple(members))
+    ports = fabrics(cluster)
+    return Place(
+        ranks, tuple(cluster.tiers[d] for d in tiers), tuple(parts), tuple(members), tuple(units),
+        tuple(ports[d] for d in tiers),
+    )  # fmt: skip
 
 
-def _check(group: Group, cluster: ClusterConfig) -> None:
-    if not group.ranks or any(b <= a for a, b in pairwise(group.ranks)) or group.ranks[0] < 0:
-        raise bad(
-            "group", str(group.ranks)[:40], "must be ranks from 0 on, ascending", "for example 0, 8, 16"
-        )
-    if group.ranks[-1] >= cluster.devices:
-        span = group.ranks[-1] - group.ranks[0] + 1
-        rule = f"the group reaches rank {group.ranks[-1]}; {cluster.name} has {cluster.devices} devices"
+def _filled(ranks: Index, cluster: ClusterConfig) -> list[int]:
+    """By tier, ranks of the job that one unit holds: of a rack, as many as blocks like this group's fill.
+
+    A group whose ranks are unevenly spaced says nothing of the others: it lies as its numbers say.
+    """
+    gaps = np.diff(ranks)
+    if not len(gaps) or (gaps != gaps[0]).any():
+        return list(unit_sizes(cluster))
+    held = together(int(ranks[-1] - ranks[0] + gaps[0]), cluster)
+    found, inner = [], 1
+    for unit, block in zip(unit_sizes(cluster), held, strict=True):
+        if cluster.devices_per_node < unit < cluster.devices:
+            whole = lcm(int(block), inner)
+            unit = unit // whole * whole
+        found.append(unit)
+        inner = unit
+    return found
+
+
+def _check(ranks: Index, cluster: ClusterConfig) -> None:
+    if not len(ranks) or ranks[0] < 0 or (np.diff(ranks) <= 0).any():
+        shown = str(ranks[:8].tolist())
+        raise bad("group", shown[:40], "must be ranks from 0 on, ascending", "for example 0, 8, 16")
+    if ranks[-1] >= cluster.devices:
+        span = int(ranks[-1] - ranks[0]) + 1
+        rule = f"the group reaches rank {ranks[-1]}; {cluster.name} has {cluster.devices} devices"
         hint = f"a cluster of {-(-span // cluster.devices_per_node)} nodes or more would hold it"
-        raise bad("devices", len(group.ranks), rule, hint)
+        raise bad("devices", len(ranks), rule, hint)

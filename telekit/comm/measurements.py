@@ -35,7 +35,7 @@ NAMES = {
     "sendrecv": "send-recv",
     "send_recv": "send-recv",
 }
-_PROGRAM = re.compile(r"(?<![a-z_])(" + "|".join(NAMES) + r")(?:_perf(?:_mpi)?|_test)\b")
+_PROGRAM = re.compile(r"(?<![a-z])(" + "|".join(NAMES) + r")(?:_perf(?:_mpi)?|_test)\b")
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         if path.stat().st_size > MAX_LOG_BYTES:
             rule = f"is over {MAX_LOG_BYTES // 2**20} MiB"
             raise bad("file", path.name, rule, "cut it to the tables of results", str(path))
-        with path.open(encoding="utf-8-sig", errors="replace") as file:
+        with path.open(encoding=_encoding(path), errors="replace") as file:
             number = 0
             while text := file.readline(MAX_LINE):
                 number += 1
@@ -168,25 +168,38 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         raise bad("file", str(path), f"cannot be read: {error.strerror}", source=str(path)) from None
 
 
+def _encoding(path: Path) -> str:
+    """UTF-16 where the file begins with its mark (PowerShell writes so), else UTF-8."""
+    with path.open("rb") as file:
+        return "utf-16" if file.read(2) in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+
+
 # --- text -------------------------------------------------------------------------------------------------------
 
 _RANK = re.compile(r"#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+(.*)", re.I)
 _SETTING = re.compile(r"#\s*nThreads?:?\s+(\d+)\s+nGpus:?\s+(\d+)", re.I)
 _MPI = re.compile(r"\bmpi(?:run|exec)\b.*?\s-(?:np?|-np)\s+(\d+)")
-_PREFIX = re.compile(r"^\s*\[\d+(?:,\d+)?\](?:<std(?:out|err)>)?:")
+_PREFIX = re.compile(
+    r"^\s*(?:\[[\w.,-]+\](?:<std(?:out|err)>)?:"  # Open MPI's, with job or host
+    r"|\d+:(?=\s)"  # srun --label
+    r"|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,:+Z-]*\]?(?=\s))\s?"  # a time
+)
+"""What launchers put before each line."""
 
 
 def _read_text(path: Path, state: _State) -> None:
     last = 0
     for last, raw in _lines(path):
-        line = _PREFIX.sub("", raw)
+        line = raw
+        while (shorter := _PREFIX.sub("", line)) != line:
+            line = shorter
         if "data_size" in line and "alg_bandwidth" in line:
             state.columns = [_hccl_column(name) for name in line.split("|")]
         elif "|" in line and state.columns and state.columns[0].startswith("hccl"):
             _hccl_row(state, last, line)
         elif line.lstrip().startswith("#"):
             _comment(state, line.strip())
-        elif re.match(r"\s*\d+\s+\d+\s+[a-z]", line):
+        elif re.match(r"\s*-?\d+\s+-?\d+\s+[a-z]", line):
             _nccl_row(state, last, line.split())
         elif state.columns and re.match(r"\s*\d+\s*$|\s*\d+\s+\d+\s*$", line):
             state.flag(last, line.strip(), "is cut off: the row has no time")
@@ -341,8 +354,10 @@ def _read_csv(path: Path, state: _State) -> None:
     place = {
         key: next((header.index(a) for a in names if a in header), -1) for key, names in _ALIASES.items()
     }
-    unit = next((name for name in _TIMES if name in header), None)
+    units = [name for name in _TIMES if name in header]
+    unit = units[0] if units else None
     _require_columns(state, place, unit, header)
+    _check_columns(state, units, header)
     for line, text in lines:
         cells = [cell.strip() for cell in next(csv.reader([text]), [])]
         if not any(cells):
@@ -368,6 +383,21 @@ def _require_columns(state: _State, place: dict[str, int], unit: str | None, hea
         for name, there in needed.items()
         if not there
     ]
+    if problems:
+        raise InputError(problems, state.path)
+
+
+def _check_columns(state: _State, units: list[str], header: list[str]) -> None:
+    """Refuse columns that say one thing twice, and bandwidths in a unit that is not read."""
+    problems = []
+    if len(units) > 1:
+        rule = "more than one column of time: which one counts is not clear"
+        problems.append(Problem("line 1", ", ".join(units), rule, f"keep {units[0]}"))
+    known = {alias for name in ("algbw", "busbw") for alias in _ALIASES[name]}
+    for name in header:
+        if "bw" in name and name not in known:
+            hint = "algbw_gbs and busbw_gbs are 1e9 bytes a second"
+            problems.append(Problem("line 1", name, "a bandwidth in a unit that is not read", hint))
     if problems:
         raise InputError(problems, state.path)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from math import comb
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,11 @@ from telekit.errors import InputError, Problem, bad
 
 MOST_EXPERTS = 4096
 MOST_TOP_K = 128
+MOST_DRAWN = 1_000_000_000
+"""Bound on tokens times experts, of tokens that are drawn."""
 FIT_ROUNDS = 2000
+FIT_PATIENCE = 50
+"""Rounds in which the error of a fit must halve; else it is given up."""
 CLOSE = 1e-9
 """How near the fitted loads come to a measured histogram, as a share of the tokens."""
 
@@ -123,8 +128,8 @@ class Routing:
 
     def method(self, units: int) -> str:
         """Say how :meth:`distinct_units` gets its number."""
-        exact = _law(self, int(units))[1]
-        return "exact" if exact else f"Monte Carlo over {choices.MOST_CHOICES:,} choices of groups"
+        drawn = _law(self, int(units))[1]
+        return f"Monte Carlo over {drawn:,} choices of groups" if drawn else "exact"
 
     def distinct_units(self, units: Any) -> Any:
         """Mean number of distinct units that hold one of a token's experts.
@@ -155,8 +160,9 @@ class Routing:
 
     def draw(self, tokens: int, seed: int = 0) -> Ints:
         """Experts of drawn tokens, shape (tokens, top_k), each row in rising order."""
-        if not 2 <= tokens <= 10_000_000:
-            raise bad("tokens", tokens, "must be from 2 to 10,000,000", "for example 20000")
+        most = MOST_DRAWN // self.experts
+        if not 2 <= tokens <= most:
+            raise bad("tokens", tokens, f"must be from 2 to {most:,}", "for example 20000")
         weights, group, odds = _parts(self)
         rng = np.random.default_rng(seed)
         return choices.draw_grouped(weights, group, odds, self.limit, self.top_k, tokens, rng)
@@ -236,26 +242,27 @@ def _weight_problems(routing: Routing) -> Any:
 
 
 def _parts(routing: Routing) -> tuple[Floats, Ints, Floats]:
-    """Weights (scaled, so that the polynomials stay in range), group of each expert, and odds of each group."""
+    """Weights, group of each expert, and odds of each group."""
     weights = np.ones(routing.experts) if routing.weights is None else np.asarray(routing.weights)
-    weights = weights * (routing.top_k / weights.sum())
     group = choices.owners(routing.experts, routing.groups)
     return weights, group, np.bincount(group, weights, routing.groups).astype(np.float64)
 
 
 @lru_cache(maxsize=512)
-def _law(routing: Routing, units: int) -> tuple[Floats, bool]:
-    """Probability of 0, 1, ... experts on each unit, shape (units, top_k + 1), and whether it is exact."""
+def _law(routing: Routing, units: int) -> tuple[Floats, int]:
+    """Probability of 0, 1, ... experts on each unit, shape (units, top_k + 1); choices of groups drawn, 0: exact."""
     weights, group, odds = _parts(routing)
     owner = choices.owners(routing.experts, units)
     groups, k = routing.groups, routing.top_k
     aligned = routing.experts % units == 0 and (groups % units == 0 or units % groups == 0)
     if routing.balanced and aligned:  # all units are alike
-        sets, chance = choices.alike_choices(groups, routing.limit, max(1, groups // units))
-        first = choices.count_law(weights, group, owner, np.zeros(1, dtype=np.int64), k, sets, chance)
-        return np.broadcast_to(first, (units, k + 1)), True
-    sets, chance, exact = choices.group_choices(odds, routing.limit)
-    return choices.count_law(weights, group, owner, np.arange(units), k, sets, chance), exact
+        chosen, chance = choices.alike_choices(groups, routing.limit, max(1, groups // units))
+        first = choices.count_law(weights, group, owner, 1, k, chosen, chance)
+        return np.broadcast_to(first, (units, k + 1)), 0
+    most = choices.most_choices(routing.experts, k)
+    chosen, chance, exact = choices.group_choices(odds, routing.limit, most)
+    law = choices.count_law(weights, group, owner, units, k, chosen, chance)
+    return law, 0 if exact else len(chosen)
 
 
 @lru_cache(maxsize=4096)
@@ -265,15 +272,22 @@ def _distinct(routing: Routing, units: int) -> float:
 
 def _fitted(plain: Routing, load: NDArray[np.float64]) -> Routing:
     """Weights that give these loads: each round scales every weight by what its load lacks."""
-    weights = load / (1.0 - load)
-    for _ in range(FIT_ROUNDS):
+    most = choices.most_choices(plain.experts, plain.top_k)
+    if comb(plain.groups, plain.limit) > most:
+        rule = f"cannot be fitted: {plain.limit} of {plain.groups} groups can be chosen in more than {most:,} ways"
+        raise bad("counts", f"{plain.experts} loads", rule, "leave the group limit out")
+    weights, off = load / (1.0 - load), np.inf
+    for done in range(FIT_ROUNDS):
         found = Routing(plain.experts, plain.top_k, plain.groups, plain.group_limit, tuple(weights.tolist()))
         got = found.load()
-        if np.abs(got - load).max() < CLOSE:
+        now = float(np.abs(got - load).max())
+        if now < CLOSE:
             return found
+        if done % FIT_PATIENCE == FIT_PATIENCE - 1:
+            if now > off / 2:
+                break
+            off = now
         weights = weights * np.divide(load, got, out=np.ones_like(load), where=got > 0)
         weights = weights / weights.max()
-    rule = (
-        f"are loads that {plain.limit} of {plain.groups} groups a token did not give in {FIT_ROUNDS} rounds"
-    )
-    raise bad("counts", f"off by {np.abs(got - load).max():.2g}", rule, "leave the group limit out")
+    rule = f"are loads that {plain.limit} of {plain.groups} groups a token did not give in {done + 1} rounds"
+    raise bad("counts", f"off by {now:.2g}", rule, "leave the group limit out")

@@ -83,7 +83,10 @@ def _rate_fault(row: Row, op: str, ranks: int) -> tuple[str, str] | None:
             return "a bandwidth must be 0 or more", ""
     if row.algbw_bytes_per_s is not None:
         slack = _slack(row, rate)
-        if row.algbw_bytes_per_s > 0 and abs(row.algbw_bytes_per_s / rate - 1) > slack:
+        rounded_away = row.algbw_bytes_per_s == 0 and rate <= 2 * row.round_bytes_per_s
+        if row.algbw_bytes_per_s == 0 and not rounded_away:
+            return "algbw is 0 though size / time is not", "size / time must be algbw"
+        if not rounded_away and abs(row.algbw_bytes_per_s / rate - 1) > slack:
             return _mix_up(rate / row.algbw_bytes_per_s, slack), "size / time must be algbw"
     if row.busbw_bytes_per_s is not None:
         slack = _slack(row, rate * factor)

@@ -82,8 +82,6 @@ def shared_rates(groups: Sequence[Group], tier: LinkTier, cluster: ClusterConfig
     """
     if tier not in cluster.tiers:
         raise bad("tier", tier.name, f"is none of {cluster.name}", ", ".join(t.name for t in cluster.tiers))
-    depth = cluster.tiers.index(tier)
-    below = 1 if depth == 0 else (cluster.tiers[depth - 1].devices or 1)
     together = tier.ports.devices if tier.ports else 1
     if cluster.devices_per_node % together:
         rule = f"{together} devices share a card, which does not divide a node of {cluster.devices_per_node}"
@@ -93,6 +91,8 @@ def shared_rates(groups: Sequence[Group], tier: LinkTier, cluster: ClusterConfig
     for row, group in enumerate(groups):
         where = place(group, cluster)
         if tier in where.tiers:
+            level = where.tiers.index(tier)
+            below = where.units[level - 1] if level else 1
             _, unit, held = np.unique(where.ranks // below, return_inverse=True, return_counts=True)
             np.add.at(use[row], where.ranks // together, 1.0 / held[unit])
     card = tier.ports.card_bytes_per_s if tier.ports else tier.bandwidth_bytes_per_s

@@ -1,4 +1,7 @@
-"""One collective, said in numbers: what ``telekit comm`` prints."""
+"""One collective, said in numbers: what ``telekit comm`` prints.
+
+Its time is the one that the cost models take. A named algorithm is answered by its links instead, and says so.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,24 @@ from typing import Any
 from telekit import catalog
 from telekit.cluster.config import ClusterConfig, device_names, load_cluster
 from telekit.cluster.curves import Curve, bus_factor
-from telekit.comm.algorithms import ALGORITHMS, IN_NETWORK, Phase, by_algorithm, phases, total_s
-from telekit.comm.collectives import collective_time_s
+from telekit.comm.algorithms import (
+    ALGORITHMS,
+    IN_NETWORK,
+    LIBRARIES,
+    Phase,
+    by_algorithm,
+    check_algorithm,
+    library,
+    placed_phases,
+    total_s,
+)
+from telekit.comm.collectives import Part, collective_parts, parts_time_s
 from telekit.comm.groups import Group, Place, place
 from telekit.errors import InputError, Problem, bad
 from telekit.units import format_bytes, format_seconds
 
-MEASURED = "measured-curve"
-"""In place of an algorithm: the time is that of a curve fitted to measurements."""
+MEASURED, PARTLY_MEASURED, LINKS = "measured-curve", "curve-and-links", "links"
+"""In place of an algorithm, how the cost models price it: a fitted curve, one inside and links beyond, or links."""
 
 MOST_BYTES = 2.0**60
 
@@ -32,17 +45,19 @@ class Collective:
     Attributes
     ----------
     op, cluster, algorithm : str
-        What, where, how (:data:`MEASURED` where a curve answers).
+        What, where, how: the algorithm that was named, else :data:`MEASURED`, :data:`PARTLY_MEASURED` or :data:`LINKS`.
     devices, stride : int
         Ranks of the group, and how far apart they lie, from rank 0 on.
     size_bytes, time_s : float
         Whole buffer as nccl-tests counts it, and how long it takes.
     tiers : tuple of dict
-        Per tier and stage: ``tier stage steps sent_bytes links time_s``.
+        Per tier and stage: ``tier stage measured sent_bytes start_s transfer_s time_s``, of a named algorithm ``steps``
+        and ``links`` too.
     by_algorithm_s : dict of str to float
-        What each algorithm that can serve the group would take by its links.
+        By links alone: what the named algorithm, and each of the device's library that can serve the group, would take.
     estimate_time_s : float
-        What the cost models take for it (:func:`telekit.comm.collectives.collective_time_s`).
+        What the cost models take for it (:func:`telekit.comm.collectives.collective_time_s`): ``time_s`` unless an
+        algorithm was named.
     notes : tuple of str
         How the figures must be read.
     """
@@ -100,11 +115,18 @@ class Collective:
         }
         for use in self.tiers:
             name = f"  stage {use['stage'] + 1}, {use['tier']}"
-            sent = f"{use['steps']} steps, {format_bytes(use['sent_bytes'])} sent by the busiest rank"
-            rows[name] = f"{sent}, {use['links']} links of a unit at once, {format_seconds(use['time_s'])}"
-        rows |= {f"  by {name}": format_seconds(time) for name, time in self.by_algorithm_s.items()}
-        rows["  in telekit estimate"] = format_seconds(self.estimate_time_s)
-        return "\n".join([head, *(f"{k:<32}{v}" for k, v in rows.items()), *(f"  - {n}" for n in self.notes)])
+            rows[name] = f"{_said(use)}, {format_seconds(use['time_s'])}"
+        rows |= {f"  by {name}, links alone": format_seconds(t) for name, t in self.by_algorithm_s.items()}
+        if self.time_s != self.estimate_time_s:
+            rows["  in telekit estimate"] = format_seconds(self.estimate_time_s)
+        return "\n".join([head, *(f"{k:<44}{v}" for k, v in rows.items()), *(f"  - {n}" for n in self.notes)])
+
+
+def _said(use: dict[str, Any]) -> str:
+    sent = f"{format_bytes(use['sent_bytes'])} sent by the busiest rank"
+    if "steps" in use:
+        return f"{use['steps']} steps, {sent}, {use['links']} links of a unit at once"
+    return f"{'by its curve' if use['measured'] else 'by its links'}, {sent}"
 
 
 def collective(
@@ -128,8 +150,7 @@ def collective(
     size_bytes : float
         Whole buffer, as nccl-tests counts it.
     algorithm : str, optional
-        Without one, a measured curve answers where the group lies inside a tier that has one for the operation,
-        else the quickest algorithm.
+        Without one, what the cost models take; with one, what that algorithm takes by the links alone.
 
     Raises
     ------
@@ -137,18 +158,27 @@ def collective(
         All that is wrong with the numbers; a group that the cluster does not hold or the algorithm cannot serve.
     """
     _check(op, devices, size_bytes, stride)
+    if algorithm is not None:
+        check_algorithm(op, algorithm)
     group = Group.strided(devices, stride)
     site = cluster if isinstance(cluster, ClusterConfig) else cluster_for(cluster, devices, stride)
-    where = place(group, site)
-    size = float(size_bytes)
+    where, size = place(group, site), float(size_bytes)
+    parts = min(collective_parts(op, size, float(devices), float(stride), site), key=parts_time_s)
+    parts = tuple(part for part in parts if part.start_s + part.transfer_s > 0)
+    estimate = float(parts_time_s(parts))
     times = by_algorithm(op, size, group, site)
-    curve = _curve(op, where, site) if algorithm is None else None
-    name = MEASURED if curve else algorithm or min(times, key=times.__getitem__)
-    found = () if curve else phases(op, name, size, group, site)
-    time = float(curve.time_s(op, size, float(devices)) if curve else total_s(found))
-    estimate = float(collective_time_s(op, size, float(devices), float(stride), site))
-    answer = Collective(op, site.name, name, devices, stride, size, time, _uses(found), times, estimate, ())
-    return replace(answer, notes=tuple(_notes(answer, where, curve, _link_bytes_per_s(where, name, found))))
+    name, time, uses, slowest = _basis(parts), estimate, tuple(map(_part, parts)), _link(where)
+    if algorithm is not None:
+        phases = placed_phases(op, algorithm, size, where)
+        name, time, uses, slowest = algorithm, float(total_s(phases)), _uses(phases), _link(where, phases)
+        times = {name: time} | times
+    answer = Collective(op, site.name, name, devices, stride, size, time, uses, times, estimate, ())
+    return replace(answer, notes=tuple(_notes(answer, where, parts, slowest, library(site))))
+
+
+def _basis(parts: tuple[Part, ...]) -> str:
+    measured = [bool(part.measured) for part in parts]
+    return MEASURED if all(measured) and measured else PARTLY_MEASURED if any(measured) else LINKS
 
 
 def cluster_for(spec: str | Path, devices: int, stride: int = 1) -> ClusterConfig:
@@ -180,7 +210,7 @@ def not_a_wire_rate(
         sends = f"(n+1)/n{f' ({(devices + 1) / devices:.3g})' if devices else ''} of the buffer"
         counts = f"2(n-1)/n{f' ({2 * (devices - 1) / devices:.3g})' if devices else ''}"
         return f"{head}: the switch reduces, a rank sends {sends}, busbw counts {counts}; compare by time"
-    if algorithm and algorithm not in (*RING_BYTES, MEASURED):
+    if algorithm and algorithm not in (*RING_BYTES, MEASURED, PARTLY_MEASURED, LINKS):
         return f"{head}: it counts a ring's bytes, {algorithm} sends others; compare by time"
     if busbw_bytes_per_s <= link_bytes_per_s * (1 + 1e-9):
         return ""
@@ -192,16 +222,17 @@ def not_a_wire_rate(
     return f"{head}: {rates}; {reason}; compare by time"
 
 
-def _curve(op: str, where: Place, cluster: ClusterConfig) -> Curve | None:
-    """Return the curve that was measured on such a group: an outer tier's needs whole units of the tier below."""
-    tier = where.tiers[-1]
-    depth = cluster.tiers.index(tier)
-    if depth and op != "send-recv":
-        below = cluster.tiers[depth - 1]
-        whole = below in where.tiers and set(where.members[where.tiers.index(below)]) == {below.devices}
-        if not whole:
-            return None
-    return tier.curves.get(op)
+def _part(part: Part) -> dict[str, Any]:
+    start, transfer = float(part.start_s), float(part.transfer_s)
+    return {
+        "tier": part.tier.name,
+        "stage": 0,
+        "measured": bool(part.measured),
+        "sent_bytes": float(part.sent_bytes),
+        "start_s": start,
+        "transfer_s": transfer,
+        "time_s": start + transfer,
+    }
 
 
 def _uses(found: tuple[Phase, ...]) -> tuple[dict[str, Any], ...]:
@@ -209,33 +240,60 @@ def _uses(found: tuple[Phase, ...]) -> tuple[dict[str, Any], ...]:
         {
             "tier": phase.tier.name,
             "stage": phase.stage,
+            "measured": False,
             "steps": phase.steps,
             "sent_bytes": float(phase.sent_bytes),
             "links": phase.links,
+            "start_s": phase.start_s,
+            "transfer_s": float(phase.transfer_s),
             "time_s": phase.start_s + float(phase.transfer_s),
         }
         for phase in found
     )
 
 
-def _link_bytes_per_s(where: Place, algorithm: str, found: tuple[Phase, ...]) -> float:
-    """Slowest way over which a rank's bytes go; rings leave a unit over all its links together."""
-    if algorithm == "ring":
-        return min(phase.links * phase.tier.bandwidth_bytes_per_s for phase in found)
+def _link(where: Place, ring: tuple[Phase, ...] = ()) -> float:
+    """Slowest way over which a rank's bytes go, bytes a second; rings leave a unit over all its links together."""
+    if ring:
+        return min(phase.links * phase.tier.bandwidth_bytes_per_s for phase in ring)
     return min(tier.bandwidth_bytes_per_s for tier in where.tiers)
 
 
-def _notes(answer: Collective, where: Place, curve: Curve | None, slowest: float) -> list[str]:
-    in_switch = curve is not None and curve.in_switch_bytes_per_s is not None
-    algorithm = IN_NETWORK if in_switch else answer.algorithm
+def _notes(
+    answer: Collective, where: Place, parts: tuple[Part, ...], slowest: float, library_name: str
+) -> list[str]:
+    used = [(part, part.tier.curves[answer.op]) for part in parts if part.measured]
+    named = answer.algorithm in ALGORITHMS[answer.op] or answer.algorithm == IN_NETWORK
+    in_switch = any(curve.in_switch_bytes_per_s is not None for _, curve in used)
+    algorithm = IN_NETWORK if in_switch and answer.algorithm == MEASURED else answer.algorithm
     why = not_a_wire_rate(answer.op, answer.busbw_bytes_per_s, slowest, algorithm, answer.devices)
     lines = [why] if why else []
     if len(where.tiers) > 1 or answer.stride > 1:
         lines.append("each device sends at its own share of the network: groups beside this one run too")
-    if curve:
-        how = f"of {curve.rows} measurements" if curve.rows else "that was derived, not measured"
-        return [*lines, f"time by a curve {how}: {curve.source}"]
-    return [*lines, "priced by its links alone: latency, and the rate that large messages reach"]
+    if named:
+        own = (
+            ""
+            if answer.algorithm in LIBRARIES[library_name][answer.op]
+            else f"; {library_name} does not offer it"
+        )
+        lines.append(
+            f"{answer.algorithm} by the links alone: latency, and the rate that large messages reach{own}"
+        )
+        return lines
+    for part, curve in used:
+        lines += _of_curve(answer, part, curve)
+    if answer.algorithm != MEASURED:
+        tiers = ", ".join(part.tier.name for part in parts if not part.measured)
+        lines.append(f"{tiers}: by links alone, latency and the rate that large messages reach")
+    return lines
+
+
+def _of_curve(answer: Collective, part: Part, curve: Curve) -> list[str]:
+    """Say what stands behind a curve, and whether it was asked beyond what was measured."""
+    how = f"fitted to {curve.rows} measurements" if curve.rows else "that was derived, not measured"
+    lines = [f"{part.tier.name}: by a curve {how}: {curve.source}"]
+    outside = curve.outside(answer.op, round(float(part.ranks)))
+    return [*lines, f"{part.tier.name}: {outside}"] if outside else lines
 
 
 def _check(op: str, devices: Any, size_bytes: Any, stride: Any) -> None:

@@ -15,7 +15,7 @@ from telekit import catalog
 from telekit.cluster.config import ClusterConfig, load_cluster
 from telekit.cluster.curves import bus_factor
 from telekit.comm.collectives import collective_time_s
-from telekit.comm.fit import FEWEST_ROWS, NOISE, Fit, fit_curve, scored
+from telekit.comm.fit import FEWEST_ROWS, NOISE, POOR_FIT, Fit, fit_curve, parameters, scored
 from telekit.comm.measurements import Measurement, read_measurements
 from telekit.comm.row_checks import in_network
 from telekit.errors import InputError, Problem, bad
@@ -23,10 +23,10 @@ from telekit.errors import InputError, Problem, bad
 
 @dataclass(frozen=True)
 class ClusterFit:
-    """A user's logs as a cluster: the record for ``load_cluster``, the fits in it, flagged lines and remarks."""
+    """A user's logs as a cluster: its record, the fits in it by tier and collective, flagged lines and remarks."""
 
     record: dict[str, Any]
-    fits: dict[str, Fit]
+    fits: dict[tuple[str, str], Fit]
     problems: tuple[Problem, ...]
     notes: tuple[str, ...]
 
@@ -42,8 +42,9 @@ def fit_cluster(
 ) -> ClusterFit:
     """Fit a cluster to logs of nccl-tests or hccl_test, or CSV files.
 
-    Rows of groups inside a tier give curves; rows of groups that reach over the last tier give its latency and
-    efficiency (an alpha-beta fit of all their collectives together). What no row says keeps the catalog's value.
+    Rows of groups inside a tier give curves there, groups of whole nodes on the tier between nodes too. All groups
+    that reach over the last tier also give its latency and efficiency (an alpha-beta fit of all their collectives
+    together), for collectives that were not measured. What no row says keeps the catalog's value.
 
     Parameters
     ----------
@@ -57,7 +58,8 @@ def fit_cluster(
     Raises
     ------
     InputError
-        When a log cannot be read, or no row fits the cluster (then with all flagged lines).
+        When a log cannot be read, no row fits the cluster, or nothing could be fitted to those that do (then with all
+        flagged lines), and when a curve misses its own rows by more than 15 %.
     """
     base = load_cluster({"device": device, "nodes": nodes})
     rows, problems, notes = _read_logs(paths, op, ranks)
@@ -67,20 +69,18 @@ def fit_cluster(
     record = catalog.record("clusters", device)
     tiers, fits = record["tiers"], {}
     for (depth, one), group in sorted(by_tier.items()):
-        if depth == len(base.tiers) - 1 and depth:
-            continue
         fit = _tier_curve(base, depth, one, group, notes)
         if fit is not None:
-            fits[one] = fit
-            tiers[depth].setdefault("curves", {})[one] = fit.curve.model_dump(exclude_none=True)
-    outer = [
-        row
-        for (depth, _), group in by_tier.items()
-        if depth and depth == len(base.tiers) - 1
-        for row in group
-    ]
-    if outer:
+            fits[base.tiers[depth].name, one] = fit
+            curves = tiers[depth].setdefault("curves", {})
+            curves[one] = fit.curve.model_dump(mode="json", exclude_none=True)
+    last = len(base.tiers) - 1
+    outer = [row for (depth, _), group in by_tier.items() if depth == last > 0 for row in group]
+    if len(outer) >= FEWEST_ROWS:
         _fit_outer(base, outer, tiers[-1], notes)
+    elif not fits:
+        rule = f"are too few to fit anything: {FEWEST_ROWS} of one collective are needed"
+        raise InputError([Problem("logs", f"{len(rows)} rows", rule), *problems])
     source = "fitted to " + ", ".join(Path(path).name for path in paths)
     made = {"name": name or f"my-{device}", "source": source, "verified": True, "device": device}
     made |= {"devices": base.devices, "tiers": tiers}
@@ -100,8 +100,10 @@ def write_cluster(path: str | Path, fit: ClusterFit) -> Path:
     else:
         import yaml
 
-        text = yaml.safe_dump(fit.record, sort_keys=False, allow_unicode=True)
+        plain = json.loads(json.dumps(fit.record))  # no part twice: an alias would not be read again
+        text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
     path.write_text(text, encoding="utf-8")
+    load_cluster(path)  # what was written is what can be read
     return path
 
 
@@ -157,25 +159,33 @@ def _by_tier(
 def _tier_curve(
     base: ClusterConfig, depth: int, op: str, rows: list[Measurement], notes: list[str]
 ) -> Fit | None:
-    known = base.tiers[depth].curves.get(op)
+    """Fit the curve of one collective on one tier; between nodes to groups of whole nodes only."""
+    tier, unit = base.tiers[depth], 1
+    if depth == len(base.tiers) - 1 and depth:
+        unit = base.devices_per_node
+        rows = [row for row in rows if row.ranks == row.nodes * unit]
     if len(rows) < FEWEST_ROWS:
-        notes.append(
-            f"{op}: {len(rows)} rows are too few to fit, {FEWEST_ROWS} are needed; it keeps the catalog's"
-        )
+        few = f"{op} over the {tier.name}: {len(rows)} rows are too few for a curve, {FEWEST_ROWS} are needed"
+        notes.append(f"{few}; it keeps the catalog's links")
         return None
-    link = base.tiers[depth].bandwidth_bytes_per_s
+    known = tier.curves.get(op)
+    links = unit if op != "all-to-all" else 1  # a ring leaves a node by all its links, a message by its own
     fit = fit_curve(
         rows,
-        link_bytes_per_s=link,
-        in_switch=known is not None and known.in_switch_bytes_per_s is not None,
-        prior=known,
+        link_bytes_per_s=tier.bandwidth_bytes_per_s * links,
+        in_switch_share=None if known is None else known.in_switch_share,
+        prior=None if known is None else parameters(known),
+        unit_ranks=unit,
     )
     notes += [f"{op}: {note}" for note in fit.notes]
     sources = ", ".join(sorted({Path(row.source).name for row in rows}))
-    curve = scored(fit, rows).model_copy(
-        update={"source": f"fitted to {len(rows)} rows of {sources}", "verified": True}
-    )
-    return replace(fit, curve=curve)
+    curve = scored(fit, rows)
+    if curve.errors.fit is not None and curve.errors.fit > POOR_FIT:
+        rule = f"no curve describes these {len(rows)} rows: it misses half of them by {curve.errors.fit:.0%} or more"
+        hint = "look for rows of another machine, or with other units, in the log"
+        raise bad(f"{op} over the {tier.name}", sources, rule, hint)
+    source = f"fitted to {len(rows)} rows of {sources}"
+    return replace(fit, curve=curve.model_copy(update={"source": source, "verified": True}))
 
 
 def _fit_outer(base: ClusterConfig, rows: list[Measurement], tier: dict[str, Any], notes: list[str]) -> None:
@@ -206,7 +216,7 @@ def _fit_outer(base: ClusterConfig, rows: list[Measurement], tier: dict[str, Any
         "verified": True,
     }
     tier |= {"latency_s": latency, "efficiency": min(efficiency, 1.0)}
-    tier["sources"] = tier.get("sources", {}) | {"latency_s": said, "efficiency": said}
+    tier["sources"] = tier.get("sources", {}) | {"latency_s": dict(said), "efficiency": dict(said)}
     if efficiency >= 0.999:
         notes.append(
             f"{last.name}: measured faster than the link of the catalog: its bandwidth may be set too low"

@@ -95,10 +95,15 @@ def assumptions(job: Job) -> tuple[str, ...]:
         LEFT_OUT,
         *_of_layers(job.model, train.seq_len),
     ]
-    if job.model.moe is not None:
+    moe = job.model.moe
+    if moe is not None:
+        among = f" in at most {moe.group_limit} of {moe.groups} groups" if moe.group_limit else ""
         lines.append(
-            f"routing is dropless; the busiest expert rank gets {layout.expert_imbalance:g} times the mean"
+            f"routing is dropless, a token visits any {moe.top_k} of {moe.num_experts} experts{among}; the busiest "
+            f"expert rank gets {layout.expert_imbalance:g} times the mean"
         )
+    if any(tier.devices and tier.devices > job.cluster.devices_per_node for tier in job.cluster.tiers):
+        lines.append("racks and supernodes are filled with as many nodes as keep groups of ranks whole")
     if layout.overlap_grad_reduce or layout.overlap_param_gather:
         lines.append(
             "data-parallel traffic hides behind one micro-batch's pass of its stage, at no cost to it"

@@ -23,7 +23,9 @@ from telekit.layout.config import ParallelConfig
 from telekit.model.huggingface import load_model
 from telekit.training.config import TrainConfig
 
-SAMPLES = 300
+SAMPLES = 512
+EDGE = 0.1
+"""Share of the draws beyond the claim under which it lies at the edge, though inside the 5 to 95 % interval."""
 QUANTILES = (0.05, 0.5, 0.95)
 EXPERTS_OVER_GEMM = 0.87
 """Grouped products beside plain ones, as in the records of devices (H800 rows of InferSim)."""
@@ -46,18 +48,21 @@ class Input:
         """What a bar of the tornado spans."""
         return (self.choices[0], self.choices[-1]) if self.choices else (self.low, self.high)
 
-    def draw(self, rng: np.random.Generator) -> Any:
-        """One value: choices alike, a range evenly (evenly in the logarithm where it spans a factor of 5)."""
+    def at(self, share: float) -> Any:
+        """Value at a share of the range (evenly, in the logarithm where it spans a factor of 5), or of the choices."""
         if self.choices:
-            return self.choices[int(rng.integers(len(self.choices)))]
+            return self.choices[min(int(share * len(self.choices)), len(self.choices) - 1)]
         if self.low > 0 and self.high / self.low >= 5:
-            return float(np.exp(rng.uniform(np.log(self.low), np.log(self.high))))
-        return float(rng.uniform(self.low, self.high))
+            return float(self.low * (self.high / self.low) ** share)
+        return float(self.low + (self.high - self.low) * share)
 
 
 @dataclass(frozen=True)
 class Study:
-    """A frozen question: job, dispatchers, inputs, and the claim that the answer is held against."""
+    """A frozen question: job, dispatchers, inputs, and the claim that the answer is held against.
+
+    ``held`` says what is no input and stays as the job has it, and why.
+    """
 
     name: str
     title: str
@@ -66,6 +71,7 @@ class Study:
     job_source: str
     flat: str
     inputs: tuple[Input, ...]
+    held: Mapping[str, str]
     claim: float
     claim_source: str
 
@@ -92,8 +98,9 @@ class Bar:
 class Gain:
     """The answer of a study. Gains are of throughput: flat step time over hierarchical, less 1.
 
-    ``samples`` are gains with every input drawn from its range at once; their quantiles say how far the assumptions
-    reach, not how sure a measurement is.
+    ``samples`` are gains with every input drawn from its range at once (Sobol points); their quantiles say how far the
+    assumptions reach, not how sure a measurement is. ``overlapped`` marks those that hide expert traffic behind
+    computing: the cost model lets it hide whole in both forms, so that nothing is left to gain there.
     """
 
     study: Study
@@ -101,17 +108,35 @@ class Gain:
     steps_s: tuple[float, float]
     bars: tuple[Bar, ...]
     samples: NDArray[np.float64]
+    overlapped: NDArray[np.bool_]
 
     @cached_property
     def interval(self) -> tuple[float, float, float]:
         """5 %, 50 % and 95 % quantiles of the samples."""
-        low, middle, high = np.quantile(self.samples, QUANTILES).tolist()
-        return low, middle, high
+        return _quantiles(self.samples)
+
+    @cached_property
+    def interval_in_the_open(self) -> tuple[float, float, float]:
+        """The same of the samples without overlap, where all expert traffic counts."""
+        return _quantiles(self.samples[~self.overlapped])
+
+    @property
+    def share_beyond(self) -> float:
+        """Share of the samples that reach the claim."""
+        return float(np.mean(self.samples >= self.study.claim))
 
     @property
     def holds_claim(self) -> bool:
         """Whether the claim lies inside the interval."""
         return self.interval[0] <= self.study.claim <= self.interval[2]
+
+    @property
+    def verdict(self) -> str:
+        """Where the claim lies: inside, at the edge, or outside; the edge is no yes."""
+        beyond = min(self.share_beyond, 1.0 - self.share_beyond)
+        if beyond < 0.01:
+            return "outside"
+        return "at the edge" if beyond < EDGE else "inside"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -122,6 +147,12 @@ class Gain:
             "interval": {"p5": low, "p50": middle, "p95": high},
             "claim": self.study.claim,
             "claim_inside": self.holds_claim,
+            "verdict": self.verdict,
+            "share_beyond_claim": self.share_beyond,
+            "interval_without_overlap": dict(
+                zip(("p5", "p50", "p95"), self.interval_in_the_open, strict=True)
+            ),
+            "held": dict(self.study.held),
             "step_time_s": {"flat": self.steps_s[0], "hierarchical": self.steps_s[1]},
             "inputs": [
                 {"name": bar.input.name, "base": bar.input.base, "ends": bar.input.ends, "gains": bar.gains}
@@ -147,7 +178,7 @@ def load_study(name: str) -> Study:
     claim = record["claim"]
     return Study(
         record["name"], record["title"], record["frozen"], record["job"], record["job_source"], record["flat"],
-        inputs, claim["gain"], claim["source"],
+        inputs, record["held"], claim["gain"], claim["source"],
     )  # fmt: skip
 
 
@@ -219,9 +250,9 @@ def gain(study: Study, samples: int = SAMPLES, seed: int = 0) -> Gain:
     study : Study
         From :func:`load_study`.
     samples : int
-        Draws of all inputs.
+        Draws of all inputs; as many as the next power of 2.
     seed : int
-        Of the draws.
+        Of the scrambling of Sobol's points.
     """
     base = steps_s(study)
     bars = [
@@ -229,9 +260,21 @@ def gain(study: Study, samples: int = SAMPLES, seed: int = 0) -> Gain:
         for item in study.inputs
     ]
     bars.sort(key=lambda bar: bar.span, reverse=True)
-    rng = np.random.default_rng(seed)
-    drawn = [_gain(study, **{item.name: item.draw(rng) for item in study.inputs}) for _ in range(samples)]
-    return Gain(study, base[0] / base[1] - 1, base, tuple(bars), np.array(drawn))
+    from scipy.stats import qmc
+
+    points = qmc.Sobol(len(study.inputs), seed=seed).random_base2(int(np.ceil(np.log2(max(samples, 2)))))
+    drawn = [
+        {item.name: item.at(float(u)) for item, u in zip(study.inputs, point, strict=True)}
+        for point in points
+    ]
+    gains = np.array([_gain(study, **values) for values in drawn])
+    hidden = np.array([bool(values["overlap_moe_comm"]) for values in drawn])
+    return Gain(study, base[0] / base[1] - 1, base, tuple(bars), gains, hidden)
+
+
+def _quantiles(samples: NDArray[np.float64]) -> tuple[float, float, float]:
+    low, middle, high = np.quantile(samples, QUANTILES).tolist()
+    return low, middle, high
 
 
 def _gain(study: Study, **values: Any) -> float:

@@ -58,6 +58,8 @@ class MixtureOfExperts(Frozen):
         A sigmoid gate of the shared experts, one number a token (Qwen2-MoE).
     latent_size : int, optional
         Experts work on vectors of this width, between two projections that all of them share (Nemotron 3 Super).
+    groups, group_limit : int, int or None
+        Equal blocks of experts, and how many of them a token may visit (DeepSeek-V3: 8 and 4); None: all.
     """
 
     kind: Literal["moe"] = "moe"
@@ -75,11 +77,24 @@ class MixtureOfExperts(Frozen):
     router_scale: bool = False
     shared_gate: bool = False
     latent_size: Count | None = None
+    groups: Count = 1
+    group_limit: Count | None = None
 
     @model_validator(mode="after")
     def _enough_experts(self) -> MixtureOfExperts:
         if self.top_k > self.num_experts:
             raise ValueError(f"top_k={self.top_k} must not exceed num_experts={self.num_experts}")
+        if self.num_experts % self.groups:
+            raise ValueError(f"groups={self.groups} must divide num_experts={self.num_experts}")
+        limit = self.group_limit
+        if (
+            limit is not None
+            and not self.top_k * self.groups <= limit * self.num_experts <= self.groups * self.num_experts
+        ):
+            least = -(-self.top_k * self.groups // self.num_experts)
+            raise ValueError(
+                f"group_limit={limit} must be from {least}, which hold top_k experts, to groups={self.groups}"
+            )
         return self
 
 

@@ -140,10 +140,14 @@ class _Change:
     def experts(self, moe: MixtureOfExperts) -> MixtureOfExperts:
         size, shared = self.shape.width, moe.shared_ffn_hidden_size
         number, rest = divmod(shared, moe.expert_ffn_hidden_size)
+        experts, limit = self.shape.experts, moe.group_limit or moe.groups
+        fits = experts % moe.groups == 0 and limit * experts >= self.shape.top_k * moe.groups
         return _changed(
             moe,
-            num_experts=self.shape.experts,
+            num_experts=experts,
             top_k=self.shape.top_k,
+            groups=moe.groups if fits else 1,
+            group_limit=moe.group_limit if fits else None,
             expert_ffn_hidden_size=size,
             shared_ffn_hidden_size=shared if rest else number * size,
         )

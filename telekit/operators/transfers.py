@@ -1,9 +1,10 @@
 """A layer's communication as a list of transfers, for one micro-batch on one device.
 
 Tensor parallelism with sequence parallelism gathers a block's input and scatters its output (Megatron-Core; the
-backward gathers once more for the weight gradient); without, it sums the output. Experts send every chosen copy of a
-token to its expert's rank and back. Context ranks pass keys and values round a ring, or exchange sequence for heads
-before attention and back after it (Ulysses, arXiv 2309.14509, section 3.2).
+backward gathers once more for the weight gradient); without, it sums the output. Tokens go to their experts and back
+by the layout's dispatcher, whose rows and time :mod:`telekit.comm.dispatch` knows. Context ranks pass keys and values
+round a ring, or exchange sequence for heads before attention and back after it (Ulysses, arXiv 2309.14509,
+section 3.2).
 """
 
 from __future__ import annotations
@@ -14,34 +15,63 @@ from typing import Any
 
 from telekit.model.config import LayerKind, MixtureOfExperts, ModelConfig
 from telekit.operators.attention import gathered_width
-from telekit.operators.layer import Shapes, expert_width, routed_tokens
+from telekit.operators.layer import Shapes, expert_width
 from telekit.training.config import TrainConfig
 
-EXPERT_GROUPS = ("ep", "ep_inner", "ep_outer")
+EXPERT_GROUPS = ("ep",)
 """Groups whose traffic carries tokens to experts and back."""
+
+FP8_SCALED = 1.0 + 4.0 / 128.0
+"""Bytes of a number in fp8 with a 4-byte scale for every 128 numbers, as DeepSeek-V3 sends them."""
+
+
+@dataclass(frozen=True)
+class ExpertTraffic:
+    """Tokens on their way to experts, or back.
+
+    Parameters
+    ----------
+    dispatcher : str
+        One of :data:`telekit.comm.dispatch.DISPATCHERS`.
+    way : str
+        ``dispatch`` or ``combine``; their gradients go the other way.
+    tokens : float or column
+        Tokens of one rank.
+    row_bytes : float
+        One token.
+    experts, top_k, groups, group_limit : int
+        How tokens choose (:class:`telekit.model.config.MixtureOfExperts`).
+    """
+
+    dispatcher: str
+    way: str
+    tokens: Any
+    row_bytes: float
+    experts: int
+    top_k: int
+    groups: int = 1
+    group_limit: int | None = None
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """One collective, and how often each pass calls it.
+    """One call, and how often each pass makes it.
 
     Parameters
     ----------
     name, op, group : str
-        What it is; the collective by its nccl-tests name; the ranks that take part: tp, cp, ep, etp;
-        ep_inner and ep_outer are the ranks of ep inside one node, and those at one place of every node.
+        What it is; the collective by its nccl-tests name, or ``expert``; the ranks that take part: tp, cp, ep, etp.
     size_bytes : float or column
-        The whole buffer as nccl-tests counts it.
+        The whole buffer as nccl-tests counts it; of ``expert`` one rank's tokens, each once.
     forward_calls, backward_calls : float
         Calls in one pass.
     behind : str
         Operator it hides behind (ring attention), or "".
-    per_rank : bool
-        The buffer is this size times the ranks of the group.
-    experts, fan_out : int
-        Experts there are, and experts a token visits, where each token crosses to a node once.
     modules : tuple of str
         Recompute modules that repeat its forward calls.
+    expert : ExpertTraffic or None
+        For ``expert``, what is sent: over ``ep`` by the dispatcher, over ``etp`` what arrived to the ranks that share
+        an expert's matrices.
     """
 
     name: str
@@ -52,9 +82,7 @@ class Transfer:
     backward_calls: float
     behind: str = ""
     modules: tuple[str, ...] = ()
-    per_rank: bool = False
-    experts: int = 0
-    fan_out: int = 0
+    expert: ExpertTraffic | None = None
 
 
 def layer_transfers(
@@ -145,37 +173,25 @@ def _attention_widths(kind: LayerKind) -> tuple[int, int, int, int]:
 def _expert_parallel(
     x: Shapes, spec: MixtureOfExperts, train: TrainConfig, layout: Any
 ) -> Iterator[Transfer]:
-    width = expert_width(x.hidden, spec)
-    per_rank = routed_tokens(x, spec, layout) / layout.etp * width
-    sent = 1.0 if train.precision == "fp8" else float(x.bytes)  # fp8 recipes dispatch in fp8, combine in bf16
-    if layout.dispatcher == "allgather":
-        whole = x.shard_tokens * layout.ep * width
-        yield Transfer("expert_gather", "all-gather", "ep", sent * whole, 1.0, 1.0, modules=("moe",))
-        yield Transfer("expert_scatter", "reduce-scatter", "ep", x.bytes * whole, 1.0, 1.0, modules=("moe",))
-    elif layout.dispatcher == "alltoall_deredundency":
-        yield from _gathered_between_nodes(x, x.shard_tokens * width, per_rank, sent)
-    else:
-        op = "dedup-all-to-all" if layout.dispatcher == "deepep" else "all-to-all"
-        visits: dict[str, Any] = {"experts": spec.num_experts, "fan_out": spec.top_k}
-        there, back = sent * per_rank, x.bytes * per_rank
-        yield Transfer("dispatch", op, "ep", there, 1.0, 0.0, modules=("moe",), **visits)
-        yield Transfer("combine", op, "ep", back, 1.0, 0.0, modules=("moe",), **visits)
-        yield Transfer("dispatch_backward", op, "ep", back, 0.0, 1.0, **visits)
-        yield Transfer("combine_backward", op, "ep", there, 0.0, 1.0, **visits)
-    within = x.bytes * per_rank * layout.etp
-    yield Transfer("expert_tp_gather", "all-gather", "etp", within, 1.0, 1.0, modules=("moe",))
-    yield Transfer("expert_tp_scatter", "reduce-scatter", "etp", within, 1.0, 1.0, modules=("moe",))
-
-
-def _gathered_between_nodes(x: Shapes, tokens: Any, copies: Any, sent: float) -> Iterator[Transfer]:
-    """Every token to every node, then copies inside the node (MindFormers' ``alltoall_deredundency``); and back.
-
-    ``tokens`` and ``copies`` count numbers. With routing alike on all nodes, what a rank holds of all nodes' tokens
-    for its own node is as many copies as it would send itself.
-    """
-    yield Transfer("dispatch_gather", "all-gather", "ep_outer", sent * tokens, 1.0, 1.0, "", ("moe",), True)
-    yield Transfer("dispatch", "all-to-all", "ep_inner", sent * copies, 1.0, 1.0, modules=("moe",))
-    yield Transfer("combine", "all-to-all", "ep_inner", x.bytes * copies, 1.0, 1.0, modules=("moe",))
-    yield Transfer(
-        "combine_scatter", "reduce-scatter", "ep_outer", x.bytes * tokens, 1.0, 1.0, "", ("moe",), True
-    )
+    """Tokens to their experts and back, and both gradients; fp8 recipes dispatch in fp8 and combine in 16 bits."""
+    width = float(expert_width(x.hidden, spec))
+    there = width * (FP8_SCALED if train.precision == "fp8" else float(x.bytes))
+    for way, row, forward, backward in (
+        ("dispatch", there, "dispatch", "combine_backward"),
+        ("combine", width * x.bytes, "combine", "dispatch_backward"),
+    ):
+        traffic = ExpertTraffic(
+            layout.dispatcher,
+            way,
+            x.shard_tokens,
+            row,
+            spec.num_experts,
+            spec.top_k,
+            spec.groups,
+            spec.group_limit,
+        )
+        size = x.shard_tokens * row
+        yield Transfer(forward, "expert", "ep", size, 1.0, 0.0, "", ("moe",), traffic)
+        yield Transfer(backward, "expert", "ep", size, 0.0, 1.0, "", (), traffic)
+        name = "expert_tp_gather" if way == "dispatch" else "expert_tp_scatter"
+        yield Transfer(name, "expert", "etp", size, 1.0, 1.0, "", ("moe",), traffic)

@@ -14,7 +14,7 @@ SIZES = np.logspace(3, 10, 100_000)
 @pytest.mark.parametrize("op", COLLECTIVES)
 def test_bench_sizes(benchmark, op):
     cluster = load_cluster("llama3-h100-16384")
-    found = benchmark(collective_time_s, op, SIZES, 64.0, 1.0, cluster, 8)
+    found = benchmark(collective_time_s, op, SIZES, 64.0, 1.0, cluster)
     assert found.shape == SIZES.shape
 
 

@@ -18,7 +18,7 @@ RING = {
     "ramp_s": 3e-5,
     "rank_exponent": 0.4,
 }
-SWITCH = {k: v for k, v in RING.items() if k != "rank_exponent"} | {"in_switch_bytes_per_s": 1.8e11}
+SWITCH = RING | {"rank_exponent": 0.1, "in_switch_share": 0.9}
 
 
 def test_bus_factors_are_nccl_tests():
@@ -33,13 +33,10 @@ def test_limits():
     curve = Curve(**RING)
     assert curve.time_s("all-gather", 2**30, 1) == 0
     assert curve.time_s("all-gather", 0, 8) == pytest.approx(9e-6 + 7e-6)
-    # endless: plain protocol at the bandwidth of eight ranks; (1/2)/(7/8) to the exponent at two. The smooth corner
-    # of the two protocols leaves 2.5**-6 / 6 = 0.07 %
-    size, corner = 1e15, (1 + 2.5**-6) ** (1 / 6)
-    assert size * 7 / 8 / curve.time_s("all-gather", size, 8) == pytest.approx(2e11 * corner, rel=1e-6)
-    assert size / 2 / curve.time_s("all-gather", size, 2) == pytest.approx(
-        2e11 * corner * (4 / 7) ** 0.4, rel=1e-6
-    )
+    # endless: the bandwidth of eight ranks; (1/2)/(7/8) to the exponent at two
+    size = 1e15
+    assert size * 7 / 8 / curve.time_s("all-gather", size, 8) == pytest.approx(2e11, rel=1e-6)
+    assert size / 2 / curve.time_s("all-gather", size, 2) == pytest.approx(2e11 * (4 / 7) ** 0.4, rel=1e-6)
     # small: the low-latency protocol, 2.5 times the bytes
     small = 2**16
     assert curve.time_s("all-gather", small, 8) == pytest.approx(16e-6 + 2.5 * small * 7 / 8 / 2e11, rel=1e-4)
@@ -47,6 +44,7 @@ def test_limits():
 
 def test_the_switch_takes_over_where_it_beats_the_ring():
     curve = Curve(**SWITCH)
+    assert curve.in_switch_bytes_per_s == pytest.approx(1.8e11)
     size = 1e15
     ring = size / curve.time_s("all-reduce", size, 2)
     assert ring == pytest.approx(2e11 * (4 / 7) ** 0.1, rel=1e-3)
@@ -82,13 +80,23 @@ def test_columns_equal_single_calls():
             np.testing.assert_allclose(table, single, rtol=1e-14)
 
 
-def test_a_parameter_is_never_both_or_neither():
-    for fields in (
-        RING | {"in_switch_bytes_per_s": 1e11},
-        {k: v for k, v in RING.items() if k != "rank_exponent"},
-    ):
-        with pytest.raises(ValidationError, match="one of them"):
-            Curve(**fields)
+def test_beyond_the_measured_ranks_trees_grow_by_doublings_and_rings_by_ranks():
+    curve = Curve(**RING, ranks=(2, 4, 8))
+    inside = [curve.time_s("all-reduce", 0, n) for n in (2, 4, 8)]
+    assert inside == pytest.approx([9e-6 + n * 1e-6 for n in (1, 3, 7)])
+    assert [curve.time_s("all-reduce", 0, n) for n in (16, 64)] == pytest.approx([20e-6, 28e-6])
+    assert curve.time_s("all-gather", 0, 64) == pytest.approx(9e-6 + 63e-6)
+    assert curve.outside("all-reduce", 8) == "" and "outside the measured 2, 4, 8" in curve.outside(
+        "all-reduce", 72
+    )
+
+
+def test_between_nodes_hops_count_nodes_and_a_message_what_leaves_one():
+    curve = Curve(**RING, ranks=(16, 32), unit_ranks=8)
+    assert curve.time_s("all-gather", 0, 32) == pytest.approx(9e-6 + 3e-6)
+    assert curve.wire_share("all-to-all", 16) == 0.5 and curve.wire_share("all-gather", 16) == 15 / 16
+    with pytest.raises(ValidationError, match="must rise"):
+        Curve(**RING, ranks=(8, 4))
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,11 @@ from telekit.comm.algorithms import (
     IN_NETWORK,
     algorithm_time_s,
     by_algorithm,
+    library,
     phases,
-    quickest,
     refusal,
 )
-from telekit.comm.groups import Group, place
+from telekit.comm.groups import Group, place, together
 from telekit.comm.trees import pair_of_trees
 from telekit.errors import InputError
 
@@ -120,7 +120,7 @@ def test_the_reasons_why_an_algorithm_cannot_serve():
     with pytest.raises(InputError, match="no algorithm of broadcast"):
         phases("broadcast", "tree", 1.0, Group.strided(8), cluster)
     with pytest.raises(InputError, match="no such collective"):
-        quickest("all-together", 1.0, Group.strided(8), cluster)
+        by_algorithm("all-together", 1.0, Group.strided(8), cluster)
 
 
 def test_groups_that_no_cluster_holds():
@@ -172,9 +172,93 @@ def test_in_network_shows_the_bus_bandwidth_of_its_curve():
 def test_small_messages_take_few_steps_and_large_ones_few_bytes():
     cluster = cluster_of((8, None), 128)
     group = Group.strided(128)
-    assert quickest("all-reduce", 1e3, group, cluster)[0] == "recursive-halving-doubling"
-    assert quickest("all-reduce", 1e10, group, cluster)[0] in ("ring", "tree")
-    assert quickest("all-to-all", 1e9, group, cluster)[0] == "direct"
+
+    def quickest(op, size, names=None):
+        times = by_algorithm(op, size, group, cluster, names)
+        return min(times, key=times.get)
+
+    every = ALGORITHMS["all-reduce"]
+    assert quickest("all-reduce", 1e3, every) == "recursive-halving-doubling"
+    assert quickest("all-reduce", 1e3) == "tree"  # NCCL has no halving and doubling
+    assert quickest("all-reduce", 1e10, every) == quickest("all-reduce", 1e10) in ("ring", "tree")
+    assert quickest("all-to-all", 1e9) == "direct"
+
+
+def test_only_a_librarys_own_algorithms_are_listed_unasked():
+    """NCCL_ALGO: ring, tree (and switches); HCCL_ALGO: ring, mesh, pairwise, halving and doubling."""
+    for device, name, sums, exchanges in (
+        ("h100", "NCCL", {"ring", "tree"}, {"direct"}),
+        ("ascend-910b", "HCCL", {"ring", "recursive-halving-doubling"}, {"direct", "pairwise"}),
+        ("tpu-v5p", "XLA", {"ring"}, {"direct"}),
+    ):
+        cluster = load_cluster({"device": device, "devices": 32})
+        assert library(cluster) == name
+        assert set(by_algorithm("all-reduce", 1e6, Group.strided(16), cluster)) == sums
+        assert set(by_algorithm("all-to-all", 1e6, Group.strided(16), cluster)) == exchanges
+
+
+def racks(devices):
+    return load_cluster({"device": "gb200", "devices": devices})
+
+
+@pytest.mark.parametrize(
+    "devices, span, node, rack",
+    [
+        (16, 16, 4, 16),  # one rack, which is not full
+        (32, 32, 4, 32),
+        (64, 64, 4, 64),
+        (1152, 16, 4, 16),  # 64 of 72 devices of a rack
+        (1152, 64, 4, 64),
+        (1152, 72, 4, 72),
+        (1152, 128, 4, 64),
+        (1152, 144, 4, 72),
+        (1152, 96, 4, 48),
+        (1152, 6, 2, 6),  # straddles nodes, which are always full, but no rack
+        (1152, 148, 4, 4),  # 37 nodes: nothing divides them
+        (1152, 37, 1, 1),
+    ],
+)
+def test_a_group_straddles_a_rack_only_if_it_must(devices, span, node, rack):
+    found = together(span, racks(devices))
+    assert [int(x) for x in found] == [node, rack, span]
+    columns = together(np.array([[span], [4]]), racks(devices))
+    assert [int(x[0, 0]) for x in columns] == [node, rack, span]
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(1, 300), st.integers(1, 12), st.sampled_from(["gb200", "h100", "ascend-910c"]))
+def test_where_a_group_lies_is_what_its_price_takes(count, stride, device):
+    """Ranks that :func:`together` keeps in a unit are those of :func:`place`, for every group of the job."""
+    cluster = load_cluster({"device": device, "devices": 11520})
+    held = together(count * stride, cluster)
+    where = place(Group.strided(count, stride), cluster)
+    for unit, tier, members in zip(where.units, where.tiers, where.members, strict=True):
+        block = int(held[cluster.tiers.index(tier)])
+        if block >= stride and block % stride == 0:
+            assert max(members) >= block // stride
+        if tier.devices is not None and block == count * stride and unit > cluster.devices_per_node:
+            assert members == (count,)
+            for first in range(0, 5 * count * stride, count * stride):  # the groups after it
+                assert first // unit == (first + count * stride - 1) // unit
+
+
+def test_tiers_of_the_same_ports_share_them():
+    """Ascend A3: half of an exchange between two nodes leaves by the ports of the other half; an H100 has others."""
+    for device, shared in (("ascend-910c", True), ("h100", False)):
+        cluster = load_cluster({"device": device, "nodes": 2})
+        group = Group.strided(cluster.devices)
+        found = phases("all-to-all", "direct", 1e9, group, cluster)
+        times = [phase.transfer_s for phase in found]
+        start = sum(phase.start_s for phase in found)
+        time = algorithm_time_s("all-to-all", "direct", 1e9, group, cluster)
+        assert time - start == pytest.approx(sum(times) if shared else max(times))
+
+
+def test_a_group_of_a_million_is_placed():
+    cluster = load_cluster({"device": "h100", "devices": 2**20})
+    times = by_algorithm("all-reduce", 1e9, Group.strided(2**20), cluster)
+    assert times["tree"] < times["ring"]
+    assert place(Group.strided(2**20), cluster).parts == (8, 2**17)
 
 
 @settings(max_examples=60, deadline=None)
@@ -219,11 +303,12 @@ def test_bytes_are_conserved_over_tiers(inside, middle, outer):
 @pytest.mark.parametrize("op", ["all-reduce", "all-gather", "reduce-scatter", "broadcast"])
 def test_hierarchical_is_the_flat_ring_on_one_node(op):
     cluster = cluster_of((8, None), 16)
-    times = by_algorithm(op, 1e7, Group.strided(8), cluster)
+    times = by_algorithm(op, 1e7, Group.strided(8), cluster, ("ring", "hierarchical"))
     assert times["hierarchical"] == pytest.approx(times["ring"], rel=1e-12)
     assert by_algorithm(op, 1e7, Group.strided(1), cluster)["ring"] == 0
 
 
 def test_hierarchical_exchange_is_the_flat_one_on_one_node():
-    times = by_algorithm("all-to-all", 1e7, Group.strided(8), cluster_of((8, None), 16))
+    names = ("pairwise", "hierarchical")
+    times = by_algorithm("all-to-all", 1e7, Group.strided(8), cluster_of((8, None), 16), names)
     assert times["hierarchical"] == pytest.approx(times["pairwise"], rel=1e-12)

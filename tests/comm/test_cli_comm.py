@@ -10,10 +10,13 @@ import pytest
 from telekit.cli import main
 from telekit.cli.communication import read_bytes
 from telekit.cluster.config import load_cluster
-from telekit.comm.algorithms import ALGORITHMS
+from telekit.comm.algorithms import ALGORITHMS, LIBRARIES
 from telekit.comm.collectives import collective_time_s
 from telekit.comm.summary import cluster_for, collective
+from telekit.comm.transfers import transfer_s
 from telekit.errors import InputError
+from telekit.layout.config import ParallelConfig
+from telekit.operators.transfers import Transfer
 
 
 @pytest.fixture
@@ -49,18 +52,45 @@ def test_json_has_the_designs_fields(telekit, op, devices):
     factor = {"all-reduce": 2 * (devices - 1) / devices, "broadcast": 1, "send-recv": 1}
     ratio = found["busbw_bytes_per_s"] / found["algbw_bytes_per_s"]
     assert ratio == pytest.approx(factor.get(op, (devices - 1) / devices))
-    assert found["algorithm"] == "measured-curve" or found["algorithm"] in ALGORITHMS[op]
-    assert found["tiers"] or found["algorithm"] == "measured-curve"
-    assert set(found["by_algorithm_s"]) <= set(ALGORITHMS[op])
+    inside = "measured-curve" if devices <= 8 else "links" if op == "send-recv" else "curve-and-links"
+    assert found["algorithm"] == inside
+    assert found["tiers"] and all(
+        use["time_s"] == use["start_s"] + use["transfer_s"] for use in found["tiers"]
+    )
+    assert set(found["by_algorithm_s"]) <= set(LIBRARIES["NCCL"][op])
 
 
-def test_a_named_algorithm_and_the_quickest(telekit):
+DEVICES = ("h100", "h800", "b200", "gb200", "ascend-910b", "ascend-910c", "tpu-v5p")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("op", ALGORITHMS)
+def test_without_an_algorithm_it_is_what_estimate_takes(device, op):
+    """One price: the command's, the cost models', and a transfer's of a layer."""
+    for ranks in (2, 4, 8, 16, 24, 72, 128):
+        site = cluster_for(device, ranks)
+        for size in (1e3, 1e6, 2.0**30):
+            found = collective(op, device, ranks, size)
+            assert found.time_s == found.estimate_time_s
+            assert found.time_s == pytest.approx(
+                float(collective_time_s(op, size, ranks, 1, site)), rel=1e-12
+            )
+            moved = Transfer("x", op, "tp", size, 1.0, 1.0)
+            once = float(transfer_s(moved, ParallelConfig(tp=ranks, dp=1), site))
+            assert found.time_s == pytest.approx(once, rel=1e-12)
+            assert found.time_s >= max(use["time_s"] for use in found.tiers) * (1 - 1e-12)
+
+
+def test_a_named_algorithm_is_answered_by_links_and_says_so(telekit):
     quick = strict(telekit(*asked(), "--json")[1])
-    assert quick["time_s"] == min(quick["by_algorithm_s"].values())
     for name in ALGORITHMS["all-reduce"]:
         found = strict(telekit(*asked(), "--algorithm", name, "--json")[1])
         assert found["algorithm"] == name
-        assert found["time_s"] == quick["by_algorithm_s"][name]
+        assert found["time_s"] == found["by_algorithm_s"][name]
+        assert found["estimate_time_s"] == quick["time_s"]
+        (said,) = (note for note in found["notes"] if "by the links alone" in note)
+        assert ("NCCL does not offer it" in said) == (name not in ("ring", "tree"))
+        assert quick["by_algorithm_s"].get(name, found["time_s"]) == found["time_s"]
         by_stage = {}
         for use in found["tiers"]:
             by_stage[use["stage"]] = max(by_stage.get(use["stage"], 0.0), use["time_s"])
@@ -70,11 +100,43 @@ def test_a_named_algorithm_and_the_quickest(telekit):
 def test_inside_a_node_with_a_curve_it_is_what_estimate_takes(telekit):
     assert "all-reduce" in load_cluster({"device": "h100", "nodes": 1}).tiers[0].curves
     found = strict(telekit(*asked(cluster="h100", devices=8), "--json")[1])
-    assert found["algorithm"] == "measured-curve" and found["tiers"] == []
+    assert found["algorithm"] == "measured-curve" and [use["tier"] for use in found["tiers"]] == ["node"]
     assert found["time_s"] == found["estimate_time_s"]
-    assert any("curve of" in note and "github:" in note for note in found["notes"])
+    assert any("node: by a curve fitted to" in note and "github:" in note for note in found["notes"])
     links = strict(telekit(*asked(cluster="h100", devices=8), "--algorithm", "ring", "--json")[1])
     assert links["algorithm"] == "ring" and links["tiers"]
+
+
+def test_a_group_beyond_the_measured_ones_is_flagged():
+    """GB200's rows are of 2 and 4 ranks: 72 are extrapolated, and sums there climb trees, not 71 steps."""
+    site = load_cluster({"device": "gb200", "devices": 72})
+    curve = site.tiers[1].curves["all-reduce"].model_copy(update={"ranks": (2, 4)})
+    rack = site.tiers[1].model_copy(update={"curves": {"all-reduce": curve}})
+    site = site.model_copy(update={"tiers": (site.tiers[0], rack, site.tiers[2])})
+    far = collective("all-reduce", site, 72, 65536)
+    assert any("supernode: 72 ranks lie outside the measured 2, 4" in note for note in far.notes)
+    assert far.time_s < far.by_algorithm_s["tree"] * 1.1
+    near = collective("all-reduce", site, 4, 65536)
+    assert not any("outside" in note for note in near.notes)
+
+
+def test_an_ascend_lists_what_hccl_has():
+    found = collective("all-reduce", "ascend-910b", 16, 1e6)
+    assert set(found.by_algorithm_s) == {"ring", "recursive-halving-doubling"}
+    named = collective("all-reduce", "ascend-910b", 16, 1e6, "tree")
+    assert any("HCCL does not offer it" in note for note in named.notes)
+
+
+def test_one_price_in_one_output(telekit):
+    """A rack's 8 ranks had two: the figure is printed once, and again only beside a named algorithm."""
+    words = asked(cluster="gb200", devices=8)
+    assert "telekit estimate" not in telekit(*words)[1]
+    assert "telekit estimate" in telekit(*words, "--algorithm", "ring")[1]
+
+
+def test_the_largest_cluster_is_answered(telekit):
+    found = strict(telekit(*asked(cluster="h100", devices=2**20), "--json")[1])
+    assert found["by_algorithm_s"].keys() == {"ring", "tree"} and 0 < found["time_s"] < 1
 
 
 def test_text_says_the_same(telekit):
@@ -181,7 +243,7 @@ def test_a_log_becomes_a_cluster_that_prices_its_own_rows(telekit, tmp_path, end
     words = ("fit-links", log, "--device", "h100", "--op", "all-reduce", "--out", out)
     status, said, err = telekit(*words, "--json")
     assert (status, err) == (0, "")
-    fit = strict(said)["curves"]["all-reduce"]
+    fit = strict(said)["curves"]["all-reduce over the node"]
     assert fit["errors"]["fit"] < 0.05
     for name, (low, high) in fit["intervals"].items():
         assert low <= fit["parameters"][name] <= high

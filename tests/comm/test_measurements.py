@@ -205,3 +205,49 @@ def test_busbw_above_the_link_is_in_network_or_impossible():
     for op, busbw in (("all-gather", 480e9), ("all-reduce", 800e9)):  # 450 * 14/9 = 700 is the most
         with pytest.raises(InputError, match="at most"):
             in_network(op, 8, busbw, 450e9)
+
+
+# --- what launchers and tools do to a log -----------------------------------------------------------------------------
+
+TABLE = """# nThread 1 nGpus 8 minBytes 8 maxBytes 134217728 step: 2(factor)
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+     1048576        262144     float     sum      -1    40.00   26.21   45.88      0    40.00   26.21   45.88      0
+"""
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    ["[1,0]<stdout>: ", "[1,0]<stdout>:", "0: ", "2026-01-31T12:00:00.123 ", "[prterun-host-1,0]<stdout>: ",
+     "[2026-01-31 12:00:00] 0: "],
+)  # fmt: skip
+def test_prefixes_of_launchers_are_passed_over(tmp_path, prefix):
+    path = tmp_path / "h100_all_reduce_perf.txt"
+    path.write_text("".join(prefix + line + "\n" for line in TABLE.splitlines()))
+    found = read_measurements(path)
+    assert [(row.op, row.ranks, row.size_bytes) for row in found.rows] == [("all-reduce", 8, 2**20)] * 2
+
+
+def test_utf_16_is_read(tmp_path):
+    path = tmp_path / "all_reduce_perf.txt"
+    path.write_text(TABLE, encoding="utf-16")
+    assert len(read_measurements(path).rows) == 2
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes"),
+    [("     1048576  ", "          -8  "), (" 26.21   45.88      0    ", "  0.00   45.88      0    ")],
+)
+def test_no_bad_row_is_dropped_in_silence(tmp_path, was, becomes):
+    path = tmp_path / "all_reduce_perf.txt"
+    path.write_text(TABLE.replace(was, becomes, 1) + TABLE.splitlines()[-1] + "\n")
+    found = read_measurements(path)
+    assert found.problems and {problem.field for problem in found.problems} == {"line 3"}
+    assert {row.line for row in found.rows} >= {4}
+
+
+@pytest.mark.parametrize("more", ["time_ms", "algbw_GiB_s", "busbw_gibs"])
+def test_columns_that_contradict_or_are_in_unknown_units_are_refused(tmp_path, more):
+    path = tmp_path / "log.csv"
+    path.write_text(f"op,ranks,size_bytes,time_us,{more}\nall_reduce,8,1048576,40,40\n")
+    with pytest.raises(InputError, match="line 1"):
+        read_measurements(path)

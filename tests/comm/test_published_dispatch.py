@@ -132,7 +132,7 @@ def test_published_rows_are_predicted(name):
     assert max(errors.values()) <= most, max(errors, key=errors.get)
 
 
-def test_fused_over_flat_is_predicted_for_seven_of_eight():
+def test_fused_over_flat_is_predicted():
     """HybridEP against the all-to-all of the same case (H100 and GB200, EP 8 to 64)."""
     times = defaultdict(dict)
     for row in rows():
@@ -144,12 +144,11 @@ def test_fused_over_flat_is_predicted_for_seven_of_eight():
     for case, found in times.items():
         (flat, flat_model), (fused, fused_model) = found["all-to-all"], found["HybridEP"]
         off[case] = (flat_model / fused_model) / (flat / fused) - 1
-    assert sum(abs(error) <= NEAR for error in off.values()) == 7
+    assert all(abs(error) <= NEAR for error in off.values())
     assert max(off, key=lambda case: abs(off[case])) == (
         "GB200",
         64,
     )  # whose all-to-all slows down, unmodelled
-    assert abs(off["GB200", 64]) < 0.25
 
 
 def test_which_is_quicker_is_never_wrong():

@@ -134,11 +134,12 @@ def test_full_recompute_keeps_all_residual_streams():
 
 
 def test_stages_hand_on_all_residual_streams():
-    """H100 nodes of one stage each: 4 streams of 4,096 numbers in 16 bits over one link, and its latency."""
+    """H100 nodes of one stage each: 4 streams of 4,096 numbers in 16 bits over one link, its latency, NCCL's costs."""
     model, layout = load_model("deepseek-v4-flash"), ParallelConfig(pp=32, dp=8)
     tier = H100.tiers[1]
     rate = tier.bandwidth_bytes_per_s * tier.efficiency
-    want = 2 * 4096 * 4 * 4096 / rate + tier.latency_s
+    sent, library = 2 * 4096 * 4 * 4096 / rate, H100.tiers[0].curves["send-recv"]
+    want = sent + tier.latency_s + library.start_s + float(library.protocol_s(sent))
     assert float(neighbour_s(site(model, layout, seq_len=4096))) == pytest.approx(want, rel=1e-9)
 
 

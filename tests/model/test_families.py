@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -241,6 +242,39 @@ def test_every_family_is_tried():
     assert tried == HERE <= set(FAMILIES)
 
 
+@pytest.mark.parametrize(
+    ("change", "groups"),
+    [
+        ({}, (8, 4)),
+        ({"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 3}, (4, 3)),
+        ({"topk_method": "greedy"}, (1, None)),  # looks at all experts
+        ({"n_group": 1, "topk_group": 1}, (1, None)),
+        ({"n_group": None, "topk_group": None}, (1, None)),
+    ],
+)
+def test_groups_of_experts_are_read(change, groups):
+    (moe,) = {
+        kind.mlp for kind in from_huggingface(CONFIGS["deepseek-v3"] | change).kinds if kind.mlp.kind == "moe"
+    }
+    assert (moe.groups, moe.group_limit) == groups
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"n_group": 7}, "n_group = 7: must divide n_routed_experts=256; for example 4"),
+        ({"topk_group": 9}, "topk_group = 9: must be from 1"),
+        (
+            {"n_group": 64, "topk_group": 1},
+            "must be from 2, which hold num_experts_per_tok=8 experts, to n_group=64",
+        ),
+    ],
+)
+def test_groups_that_no_router_has_are_refused(change, says):
+    with pytest.raises(InputError, match=re.escape(says)):
+        from_huggingface(CONFIGS["deepseek-v3"] | change)
+
+
 # --- the same for configs that nobody has -------------------------------------------------------------------
 
 LAYERS = {"num_hidden_layers", "n_layer"}
@@ -260,6 +294,15 @@ def small(c: dict[str, Any]) -> dict[str, Any]:
     return c
 
 
+def grouped(c: dict[str, Any], experts: int) -> bool:
+    """Whether the groups a token may visit are there and hold its experts."""
+    groups = c.get("n_group", 1)
+    limit = c.get("topk_group", groups)
+    return groups == 1 or (
+        experts % groups == 0 and limit <= groups and limit * (experts // groups) >= c["num_experts_per_tok"]
+    )
+
+
 def allowed(c: dict[str, Any]) -> bool:
     """Whether a model of these sizes can exist."""
     heads = c.get("num_attention_heads") or c["n_head"]
@@ -271,6 +314,7 @@ def allowed(c: dict[str, Any]) -> bool:
         and ("head_dim" in c or "kv_lora_rank" in c or hidden % heads == 0)
         and (experts is None or c["num_experts_per_tok"] <= experts)
         and (experts is None or c.get("first_k_dense_replace", 0) <= layers)
+        and (experts is None or grouped(c, experts))
         and len(c.get("layer_types", range(layers))) == layers
     )
 

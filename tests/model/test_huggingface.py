@@ -155,7 +155,7 @@ NULL_MEANS_SOMETHING = {
     "num_hash_layers", "qk_rope_head_dim", "num_shared_experts", "shared_intermediate_size",
     "full_attention_interval", "swa_num_attention_heads", "swa_num_key_value_heads", "swa_head_dim",
     "swa_v_head_dim", "moe_layer_end_index", "moe_layer_interval", "cla_share_factor", "num_shared_expert",
-    "moe_latent_size", "num_mtp_layers", "sliding_window", "expand",
+    "moe_latent_size", "num_mtp_layers", "sliding_window", "expand", "n_group", "topk_group",
 }  # fmt: skip
 MAY_BE_ZERO = {"first_k_dense_replace", "num_nextn_predict_layers", "n_shared_experts", "num_hash_layers",
                "num_shared_experts", "shared_intermediate_size", "moe_layer_start_index", "moe_layer_end_index",

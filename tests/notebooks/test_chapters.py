@@ -99,6 +99,138 @@ SOLUTIONS: dict[str, dict[str, tuple[str, dict[str, str]]]] = {
             },
         ),
     },
+    "05_attention_aware_data_scheduling": {
+        "exercise-pairs": (
+            "(1024 * 1025 / 2) / (2 * 512 * 513 / 2)",
+            {"2": "that is squares", "3.996": "there are two", "'1/1.998'": "upside down"},
+        ),
+        "exercise-exchange": (
+            "(8 + 16) + (8 + 2)",
+            {
+                "(8 + 16) + (8 + 8)": "as given",
+                "(24 + 16 + 12 + 10) / 2": "the mean",
+                "24 + 12": "heaviest with lightest",
+                "24": "two samples a rank",
+                "28": "the faster rank",
+            },
+        ),
+        "exercise-bound": (
+            "30 + 10",
+            {"25": "that is the mean", "30": "its rank takes two", "100": "all work"},
+        ),
+        "exercise-tokens": (
+            "(63416 + 32768) / (63416 + 1024)",
+            {"1": "tokens alone", "32": "pairs alone", "1 + 32768 / 63416": "have attention too"},
+        ),
+        "exercise-crossover": (
+            "(2 * 6144**2 + 2 * 6144 * 1024 + 3 * 6144 * 24576) / 6144 - 1",
+            {
+                "44032": "half of the others",
+                "14336": "belong to the rest",
+                "3 * 24576": "MLP alone",
+                "176128": "2 by the value",
+                "63416": "kernels' speeds",
+            },
+        ),
+        "exercise-design": (
+            '{"seq_len": 32768, "pp": 2, "policy": "balanced"}',
+            {
+                '{"seq_len": 8192, "pp": 1, "policy": "balanced"}': "cut longer ones",
+                '{"seq_len": 32768, "pp": 1, "policy": "balanced"}': "no room for the states",
+                '{"seq_len": 32768, "pp": 2, "policy": "by work"}': "holds 40,960 tokens, with samples",
+                '{"seq_len": 65536, "pp": 2, "policy": "balanced"}': "holds 65,536 tokens, and has room",
+                '{"seq_len": 32768, "pp": 2, "policy": "as given"}': "times the shortest",
+                '{"seq_len": 32768, "pp": 4, "policy": "balanced"}': "times the shortest",
+                '{"seq_len": 131072, "pp": 1, "policy": "balanced"}': "do not go onto 32 ranks",
+                '{"seq_len": 32768, "pp": 3, "policy": "balanced"}': "pp is one of 1, 2, 4, 8",
+                '{"seq_len": 32768, "pp": 2, "policy": "greedy"}': "policy is one of",
+                '{"seq_len": 32768}': "seq_len, pp and policy",
+            },
+        ),
+    },
+    "06_expert_parallel_communication": {
+        "exercise-distinct": (
+            "4 * (1 - (144 * 143 * 142 * 141) / (192 * 191 * 190 * 189))",
+            {"4 * (1 - 0.75**4)": "choose one twice", "4": "on one node", "2.061": "its own counts too"},
+        ),
+        "exercise-busbw": (
+            "'93.75 GB/s'",
+            {"50": "busbw counts 15", "100": "algbw", "46.9": "8 of 16 parts of the buffer, not all"},
+        ),
+        "exercise-gather": ("7", {"6": "both send as much", "5": "still sends less"}),
+        "exercise-wire": ("58 * 3 / 4", {"58": "never leave it", "29": "only where there are two nodes"}),
+        "exercise-exposed": (
+            "14 - 10 * 132 / 112",
+            {"4": "hides more of it", "1.79": "how much longer", "14 - 10 * 112 / 132": "14 ms either way"},
+        ),
+        "exercise-design": (
+            '{"ep": 16, "dispatcher": "alltoall_deredundency", "chunks": 4}',
+            {
+                '{"ep": 8, "dispatcher": "alltoall", "chunks": 4}': "holds 24 experts",
+                '{"ep": 16, "dispatcher": "alltoall", "chunks": 4}': "times the quickest",
+                '{"ep": 32, "dispatcher": "alltoall_deredundency", "chunks": 4}': "times the quickest",
+                '{"ep": 16, "dispatcher": "alltoall_deredundency", "chunks": 16}': "times the quickest",
+                '{"ep": 16, "dispatcher": "deepep", "chunks": 4}': "one of alltoall",
+                '{"ep": 16, "chunks": 4}': "Write ep, dispatcher and chunks",
+            },
+        ),
+    },
+    "07_operator_fusion": {
+        "exercise-bound": (
+            "(2 + 1 + 1 + 1) / 3",
+            {
+                "2": "reads its row twice",
+                "2.5": "three tensors, not two",
+                "0.6": "share of bytes",
+                "4 / 3": "neither is",
+            },
+        ),
+        "exercise-least": (
+            "78 * 2 / 4",
+            {
+                "78": "moves fewer bytes",
+                "50": "not of the peak",
+                "156": "more than all",
+                "0.39": "a fraction",
+            },
+        ),
+        "exercise-host": (
+            "40 - 1546 * 4.58e-3",
+            {
+                "40 * 0.57": "the host decides",
+                "35 * 0.57": "the host takes longer",
+                "40": "1,546 of them are gone",
+                "20": "copies and the rest stay",
+            },
+        ),
+        "exercise-row": (
+            "192 * 1024 / 12",
+            {
+                "192 * 1024 / 4": "held three times",
+                "192 * 1024 / 8": "place of its own",
+                "192 * 1024 / 3": "in fp32 has four",
+                "192 * 1024 / 16": "one number a row",
+            },
+        ),
+        "exercise-baseline": (
+            "1.36 / 0.86",
+            {"2.84 / 0.86": "over eager", "2.84 / 1.36": "baseline itself", "0.86 / 1.36": "other way round"},
+        ),
+        "exercise-design": (
+            "[[2, 3, 4, 6, 7, 8, 9, 10], [12], [14, 15, 16], [18, 19]]",
+            {
+                "[[2, 3, 4, 6, 7, 8, 9, 10], [12], [14], [15, 16], [18], [19]]": "1.193 times as long",
+                "[[2, 3, 4, 6, 7, 8, 9, 10], [12], [14, 16], [15], [18, 19]]": "1.050 times as long",
+                "[[2, 3, 4, 6, 7, 8, 9, 10, 12], [14, 15, 16], [18, 19]]": "a core holds 64.00 KiB",
+                "[[2, 3, 4, 6, 7, 8, 9, 10], [12, 14, 15, 16], [18, 19]]": "at most one matrix product",
+                "[[2, 4, 6, 7, 8, 9, 10], [3], [14], [12, 15, 16], [18, 19]]": "wait for each other",
+                "[[2, 3, 4]]": "in no group: 6, 7",
+                "[[2, 3, 4, 5]]": "no operator: 5",
+                "[[2, 3], [3, 4]]": "in no group",
+                "7": "list of lists",
+            },
+        ),
+    },
     "08_parallelization_framework": {
         "exercise-bubble": ("100 * 15 / 135", {"15 / 135": "a fraction or per cent", "12.5": "not it"}),
         "exercise-experts": (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from telekit.layout.config import ParallelConfig
+from telekit.layout.config import DISPATCHERS, ParallelConfig
 from telekit.model.huggingface import load_model
 from telekit.operators.transfers import layer_transfers
 from telekit.training.config import TrainConfig
@@ -45,12 +45,42 @@ def test_compressed_blocks_are_gathered_too():
 
 
 def test_experts_exchange_latent_vectors():
-    """Nemotron 3 Super: 22 copies of 1,024 numbers a token, not of 4,096."""
-    for dispatcher in ("alltoall", "deepep"):
+    """Nemotron 3 Super: 1,024 numbers a token, not 4,096; the copies are the dispatcher's business."""
+    for dispatcher in DISPATCHERS:
         found = transfers("nemotron-3-super-120b-a12b", "moe", ep=8, dispatcher=dispatcher)
-        assert found["dispatch"].size_bytes == found["combine"].size_bytes == 2 * S * 22 * 1024
-    gathered = transfers("nemotron-3-super-120b-a12b", "moe", ep=8, dispatcher="allgather")
-    assert gathered["expert_gather"].size_bytes == 2 * S * 8 * 1024
+        assert found["dispatch"].size_bytes == found["combine"].size_bytes == 2 * S * 1024
+        for item in (found["dispatch"], found["combine"]):
+            assert (item.expert.dispatcher, item.expert.tokens, item.expert.row_bytes) == (
+                dispatcher,
+                S,
+                2048,
+            )
+            assert (item.expert.experts, item.expert.top_k, item.expert.groups) == (512, 22, 1)
+
+
+def test_gradients_go_the_other_way_and_recomputing_repeats_the_way_there():
+    """The gradient of a combine is a dispatch: fp8 with its scales; every call but those of gradients is repeated."""
+    model = load_model("deepseek-v3")
+    spec = next(k for k in model.kinds if k.mlp.kind == "moe")
+    train = TrainConfig(seq_len=S, global_batch=64, precision="fp8")
+    found = {
+        t.name: t for t in layer_transfers(model, spec, train, ParallelConfig(ep=8, tp=2, etp=2)) if t.expert
+    }
+    fp8, bf16 = 7168 * (1 + 4 / 128), 7168 * 2
+    for name, way, row, calls in (
+        ("dispatch", "dispatch", fp8, (1, 0)),
+        ("combine_backward", "dispatch", fp8, (0, 1)),
+        ("combine", "combine", bf16, (1, 0)),
+        ("dispatch_backward", "combine", bf16, (0, 1)),
+        ("expert_tp_gather", "dispatch", fp8, (1, 1)),
+        ("expert_tp_scatter", "combine", bf16, (1, 1)),
+    ):
+        item = found.pop(name)
+        assert (item.expert.way, item.expert.row_bytes, item.expert.tokens) == (way, row, S / 2)
+        assert (item.forward_calls, item.backward_calls) == calls
+        assert item.modules == (("moe",) if calls[0] else ())
+        assert (item.expert.groups, item.expert.group_limit) == (8, 4)
+    assert not found
 
 
 def test_a_half_that_is_not_there_sends_nothing():

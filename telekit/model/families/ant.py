@@ -10,6 +10,7 @@ from telekit.model.families.parts import (
     Raw,
     Trunk,
     blocks,
+    expert_groups,
     experts,
     feed_forward,
     grouped_query,
@@ -90,6 +91,8 @@ def _experts(f: Fields) -> Raw:
     f.expect("multi_gate", False, "not modelled yet: a router for each kind of input")
     bias = f.flag("moe_router_enable_expert_bias", _is_v2(f))
     moe = experts(f, "num_experts", "moe_intermediate_size", correction_bias=bias)
+    if _is_v2(f):
+        moe |= expert_groups(f, moe, "num_experts", "num_experts_per_tok")
     width = f.count("moe_shared_expert_intermediate_size", moe["expert_ffn_hidden_size"])
     return moe | {"shared_ffn_hidden_size": f.count("num_shared_experts", least=0) * width}
 

@@ -12,6 +12,7 @@ from telekit.model.families.parts import (
     Parts,
     Raw,
     Trunk,
+    expert_groups,
     experts,
     feed_forward,
     fixed,
@@ -119,6 +120,10 @@ def routed_and_shared(f: Fields, t: Trunk, router: str, *, count: str = "n_route
     width = (f.optional(shared, key_required=True, least=0) or 0) * moe["expert_ffn_hidden_size"]
     f.expect("moe_shared_expert_intermediate_size", width, f"must be {shared} * moe_intermediate_size")
     chosen = f.choice("topk_method", ("greedy", "group_limited_greedy", "noaux_tc"), router)
+    if chosen == "greedy":
+        f.skip("n_group", "topk_group")  # it looks at all experts, whatever groups the file names
+    else:
+        moe |= expert_groups(f, moe, count, top_k)
     place = ("first_k_dense_replace", "moe_layer_freq")
     if dense_first is None:
         sparse = sparse_layers(f, t, *place, ahead=ahead)

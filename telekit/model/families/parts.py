@@ -192,6 +192,21 @@ def experts(f: Fields, count: str, width: str, *, top_k: str = "num_experts_per_
     }
 
 
+def expert_groups(f: Fields, moe: Raw, count: str, top_k: str) -> Raw:
+    """Blocks of the experts, and how many of them a token may visit, as DeepSeek's routers have them."""
+    groups = f.count("n_group", 1)
+    limit = f.count("topk_group", groups)
+    if groups == 1 or not f.clean("n_group", "topk_group", count, top_k):
+        return {}
+    number, chosen = moe["num_experts"], moe["top_k"]
+    f.divides("n_group", groups, count, number)
+    least = -(-chosen * groups // number)
+    if not least <= limit <= groups:
+        rule = f"must be from {least}, which hold {top_k}={chosen} experts, to n_group={groups}"
+        f.refuse("topk_group", rule, f"for example {min(max(least, groups // 2), groups)}")
+    return {"groups": groups, "group_limit": limit}
+
+
 def layer_types(f: Fields, t: Trunk, known: Iterable[str], default: Callable[[int], str],
                 name: str = "layer_types") -> list[str]:  # fmt: skip
     """Kind of each layer from ``layer_types``; where that is absent, ``default`` says it."""
