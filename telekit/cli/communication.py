@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -49,7 +50,9 @@ def comm(
         str, typer.Option("--bytes", help="Whole buffer as nccl-tests counts it: 1e9, 64MB, 1GiB.")
     ],
     stride: Annotated[int, typer.Option(help="Distance of neighbours in ranks.")] = 1,
-    algorithm: Annotated[str | None, typer.Option(help="Else the curve or the quickest.")] = None,
+    algorithm: Annotated[
+        str | None, typer.Option(help="By its links alone; else as the cost models price it.")
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Price one collective."""
@@ -86,10 +89,18 @@ def fit_links(
             }
             for (tier, op), found in fit.fits.items()
         },
+        "link": _link_document(fit),
         "problems": [problem.to_dict() for problem in fit.problems],
         "notes": list(fit.notes),
     }
     show(as_json, document, lambda: _print_fit(path, fit))
+
+
+def _link_document(fit: ClusterFit) -> dict[str, object] | None:
+    """Latency and efficiency between nodes as plain data; None where no row reaches over nodes."""
+    if fit.link is None:
+        return None
+    return asdict(fit.link) | {"intervals": {name: list(pair) for name, pair in fit.link.intervals.items()}}
 
 
 def _print_fit(path: Path, fit: ClusterFit) -> None:
@@ -99,5 +110,9 @@ def _print_fit(path: Path, fit: ClusterFit) -> None:
         print(f"{op} over the {tier}: {found.curve.rows} rows{said}")
         for key, (low, high) in found.intervals.items():
             print(f"  {key:<24}{getattr(found.curve, key):.4g}  (95 %: {low:.4g} to {high:.4g})")
+    if fit.link is not None:
+        print(f"links of the {fit.link.tier}: {fit.link.rows} rows, median error {fit.link.error:.1%}")
+        for key, (low, high) in fit.link.intervals.items():
+            print(f"  {key:<24}{getattr(fit.link, key):.4g}  (95 %: {low:.4g} to {high:.4g})")
     paragraphs((*(f"flagged: {problem}" for problem in fit.problems), *fit.notes))
     print(f"written: {path}")

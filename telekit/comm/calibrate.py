@@ -6,12 +6,15 @@ between two H100s reaches 245 GB/s in aiconfigurator's table and 327 GB/s in Dis
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from telekit import catalog
 from telekit.cluster.curves import Curve
-from telekit.comm.fit import fit_curve, parameters, scored
+from telekit.comm.fit import FIELDS, fit_curve, parameters, scored
 from telekit.comm.measurements import NAMES, Measurement
 from telekit.errors import bad
 
@@ -19,24 +22,33 @@ Pair = tuple[str, str]
 """A device of the rows (``H100``) and a collective."""
 
 LINK_BYTES_PER_S = {"V100": 150e9, "A100": 300e9, "H100": 450e9, "H200": 450e9, "B200": 900e9, "GB200": 900e9}
-IN_SWITCH_SHARE = {"H100": 0.762, "H200": 0.762, "B200": 0.923, "GB200": 0.923}
-"""Devices whose NVSwitch reduces (NVLS), in an all-reduce: rate of the link then, over the ring's bandwidth."""
-EXPONENT = {"V100": 3.2}
+IN_SWITCH_SHARE = {"H100": 0.85, "H200": 0.85, "B200": 0.74, "GB200": 0.74}
+"""What an all-reduce in the switch (NVLS) reaches of the ring's rate, by generation: NCCL's own constants, by which it
+chooses algorithms (github:NVIDIA/nccl src/graph/tuning.cc, nvlsEfficiency). Taken from there, not fitted to rows."""
+MESH = {"rank_exponent": 3.2}
 """A pair of V100s has one of a device's six NVLinks, eight have all: (7/8 / 1/2)**3.2 = 6."""
-RING_EXPONENT = 0.1
-"""Of the ring below an in-switch reduction; that of H100's all-gather is 0.15."""
-SIBLING_PRIOR: dict[Pair, Pair] = {
-    ("GB200", "reduce-scatter"): ("B200", "all-gather"),
-    ("H100", "reduce-scatter"): ("H100", "all-gather"),
+AG, RS, AR, A2A = "all-gather", "reduce-scatter", "all-reduce", "all-to-all"
+SIBLINGS: dict[Pair, tuple[Pair, ...]] = {
+    ("A100", AR): (("A100", RS),),
+    ("A100", RS): (("A100", AR),),
+    ("H100", AR): (("H100", AG),),
+    ("H100", AG): (("H100", RS), ("H100", AR)),
+    ("H100", RS): (("H100", AG),),
+    ("GB200", AR): (("B200", AG),),
+    ("GB200", RS): (("B200", AG),),
+    ("B200", AG): (("GB200", RS),),
 }
-"""Rows of two counts cannot say how bandwidth grows with a third, nor rows from 16 MiB up what a small message takes:
-these lean on other rows of the same links."""
+"""Rings over the same links, on which a curve leans: rows of three counts say little of how bandwidth grows with the
+ranks, rows from 16 MiB up nothing of a small message. Never a pair's own rows: a count held out stays unseen."""
+GATHER_OF: dict[Pair, tuple[Pair, Pair, Pair]] = {
+    ("B200", A2A): (("B200", AG), ("H100", AG), ("H200", A2A)),
+    ("H200", A2A): (("H100", AG), ("B200", AG), ("B200", A2A)),
+}
+"""An all-to-all leans on the all-gather over its links, changed as the two differ over the other generation's."""
 SIBLING_SPREAD = {
-    "start_s": 0.2, "step_s": 0.2, "bandwidth_bytes_per_s": 0.15, "low_latency_ratio": 0.15, "ramp_s": 0.2,
-    "rank_exponent": 0.1,
+    "start_s": 0.2, "step_s": 0.3, "bandwidth_bytes_per_s": 0.2, "low_latency_ratio": 0.2, "ramp_s": 0.2,
+    "rank_exponent": 0.3,
 }  # fmt: skip
-EXPONENT_SPREAD = 0.1
-"""How far the exponent of a switch or a mesh may move from its usual value: rows of three counts say little of it."""
 
 
 @cache
@@ -55,17 +67,62 @@ def published_rows() -> dict[Pair, tuple[Measurement, ...]]:
 
 
 def options(pair: Pair) -> dict[str, Any]:
-    """Return what ``fit_curve`` is told of a pair beside its rows."""
-    device, op = pair
-    share = IN_SWITCH_SHARE.get(device) if op == "all-reduce" else None
-    told: dict[str, Any] = {"link_bytes_per_s": LINK_BYTES_PER_S[device], "in_switch_share": share}
-    sibling = SIBLING_PRIOR.get(pair)
-    if sibling:
-        return told | {"prior": parameters(fitted_curve(sibling)), "spread": SIBLING_SPREAD}
-    exponent = RING_EXPONENT if share else EXPONENT.get(device)
-    if exponent is not None:
-        told |= {"prior": {"rank_exponent": exponent}, "spread": {"rank_exponent": EXPONENT_SPREAD}}
+    """Return what ``fit_curve`` is told of a pair beside its rows: its links, and what its siblings' rows say."""
+    told = _links(pair)
+    if pair in SIBLINGS:
+        prior = parameters(mean([one_pass(of, alone(of)) for of in SIBLINGS[pair]]))
+        prior["step_s"] *= _passes(pair)
+        return told | {"prior": prior, "spread": SIBLING_SPREAD}
+    if pair in GATHER_OF:
+        gather, like, other = (alone(of) for of in GATHER_OF[pair])
+        return told | {"prior": parameters(pairwise(gather, like, other)), "spread": SIBLING_SPREAD}
     return told
+
+
+def _links(pair: Pair) -> dict[str, Any]:
+    device, op = pair
+    told: dict[str, Any] = {"link_bytes_per_s": LINK_BYTES_PER_S[device]}
+    told["in_switch_share"] = IN_SWITCH_SHARE.get(device) if op == AR else None
+    return told | {"prior": MESH if device == "V100" else None}
+
+
+@cache
+def alone(pair: Pair) -> Curve:
+    """Curve of a pair by its own rows only, without what its siblings say."""
+    return fit_curve(published_rows()[pair], **_links(pair)).curve
+
+
+def _passes(pair: Pair) -> float:
+    """How often the ring of a collective goes round: twice in an all-reduce."""
+    return 2.0 if pair[1] == AR else 1.0
+
+
+def one_pass(pair: Pair, curve: Curve) -> Curve:
+    """Return the curve of one pass of a pair's ring."""
+    return curve.model_copy(update={"step_s": curve.step_s / _passes(pair), "in_switch_share": None})
+
+
+def pairwise(gather: Curve, like: Curve, other: Curve) -> Curve:
+    """Change an all-gather's curve as ``other``, an all-to-all, differs from ``like``, its all-gather."""
+    ratio = other.bandwidth_bytes_per_s / like.bandwidth_bytes_per_s
+    return other.model_copy(
+        update={
+            "start_s": gather.start_s + max(other.start_s - like.start_s, 0.0),
+            "step_s": gather.step_s * other.step_s / like.step_s,
+            "bandwidth_bytes_per_s": gather.bandwidth_bytes_per_s * ratio,
+            "rank_exponent": gather.rank_exponent,
+        }
+    )  # fmt: skip
+
+
+def mean(curves: Sequence[Curve]) -> Curve:
+    """Geometric mean of the parameters; arithmetic of the exponent; measured where any of them was."""
+    values: dict[str, Any] = {
+        n: float(np.exp(np.mean([np.log(getattr(c, n)) for c in curves]))) for n in FIELDS[:-1]
+    }
+    values["rank_exponent"] = float(np.mean([c.rank_exponent for c in curves]))
+    values["ranks"] = tuple(sorted({n for c in curves for n in c.ranks}))
+    return Curve.model_validate(values)
 
 
 @cache

@@ -19,34 +19,40 @@ import numpy as np
 from telekit import catalog
 from telekit.cluster.curves import Curve, CurveErrors
 from telekit.comm.calibrate import (
+    A2A,
+    AG,
+    AR,
+    IN_SWITCH_SHARE,
     LINK_BYTES_PER_S,
-    SIBLING_PRIOR,
+    RS,
     Pair,
+    alone,
     fitted_curve,
-    options,
+    mean,
+    one_pass,
+    pairwise,
     published_rows,
 )
-from telekit.comm.fit import FIELDS, LARGE_BYTES, USUAL, fit_curve, parameters, relative_errors, with_digits
+from telekit.comm.fit import LARGE_BYTES, parameters, relative_errors, with_digits
 
 ALL = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "send-recv")
-_AG, _RS, _AR, _A2A = "all-gather", "reduce-scatter", "all-reduce", "all-to-all"
-_GATHERS = ((("H100", _AG), ("H200", _A2A)), (("B200", _AG), ("B200", _A2A)))
+_GATHERS = ((("H100", AG), ("H200", A2A)), (("B200", AG), ("B200", A2A)))
 """All-gather and all-to-all over the same links, both measured: what one is to the other."""
 
 RULES: dict[Pair, tuple[str, tuple[Pair, ...]]] = {
-    ("A100", _AG): ("one pass", (("A100", _RS), ("A100", _AR))),
-    ("V100", _AG): ("one pass", (("V100", _AR),)),
-    ("V100", _RS): ("one pass", (("V100", _AR),)),
-    ("H100", _A2A): ("same links", (("H200", _A2A),)),
-    ("H200", _AG): ("same links", (("H100", _AG),)),
-    ("H200", _RS): ("same links", (("H100", _RS),)),
-    ("H200", _AR): ("same links", (("H100", _AR),)),
-    ("B200", _RS): ("one pass", (("B200", _AG), ("GB200", _RS))),
-    ("B200", _AR): ("same links", (("GB200", _AR),)),
-    ("GB200", _AG): ("one pass", (("B200", _AG), ("GB200", _RS))),
-    ("GB200", _A2A): ("same links", (("B200", _A2A),)),
-    ("A100", _A2A): ("pairwise", (("A100", _AG),)),
-    ("V100", _A2A): ("pairwise", (("V100", _AG),)),
+    ("A100", AG): ("one pass", (("A100", RS), ("A100", AR))),
+    ("V100", AG): ("one pass", (("V100", AR),)),
+    ("V100", RS): ("one pass", (("V100", AR),)),
+    ("H100", A2A): ("same links", (("H200", A2A),)),
+    ("H200", AG): ("same links", (("H100", AG),)),
+    ("H200", RS): ("same links", (("H100", RS),)),
+    ("H200", AR): ("same links", (("H100", AR),)),
+    ("B200", RS): ("one pass", (("B200", AG), ("GB200", RS))),
+    ("B200", AR): ("same links", (("GB200", AR),)),
+    ("GB200", AG): ("one pass", (("B200", AG), ("GB200", RS))),
+    ("GB200", A2A): ("same links", (("B200", A2A),)),
+    ("A100", A2A): ("pairwise", (("A100", AG),)),
+    ("V100", A2A): ("pairwise", (("V100", AG),)),
 }
 """The rule of each pair without rows, and what it starts from. Broadcast and send-recv follow all-gather everywhere."""
 
@@ -61,24 +67,24 @@ SAYS = {
 
 TESTS: dict[str, tuple[tuple[Pair, tuple[Pair, ...]], ...]] = {
     "one pass": (
-        (("H100", _AG), (("H100", _RS), ("H100", _AR))),
-        (("H100", _RS), (("H100", _AG), ("H100", _AR))),
-        (("A100", _RS), (("A100", _AR),)),
-        (("GB200", _RS), (("B200", _AG), ("GB200", _AR))),
-        (("B200", _AG), (("GB200", _RS), ("GB200", _AR))),
+        (("H100", AG), (("H100", RS), ("H100", AR))),
+        (("H100", RS), (("H100", AG), ("H100", AR))),
+        (("A100", RS), (("A100", AR),)),
+        (("GB200", RS), (("B200", AG), ("GB200", AR))),
+        (("B200", AG), (("GB200", RS), ("GB200", AR))),
     ),
-    "same links": ((("GB200", _RS), (("B200", _AG),)), (("B200", _AG), (("GB200", _RS),))),
-    "pairwise": ((("H200", _A2A), (("H100", _AG),)), (("B200", _A2A), (("B200", _AG),))),
+    "same links": ((("GB200", RS), (("B200", AG),)), (("B200", AG), (("GB200", RS),))),
+    "pairwise": ((("H200", A2A), (("H100", AG),)), (("B200", A2A), (("B200", AG),))),
     "scaled": (
-        (("H100", _AR), (("GB200", _AR),)),
-        (("GB200", _AR), (("H100", _AR),)),
-        (("H100", _RS), (("A100", _RS),)),
-        (("A100", _RS), (("H100", _RS),)),
-        (("GB200", _RS), (("H100", _RS),)),
-        (("B200", _AG), (("H100", _AG),)),
-        (("H100", _AG), (("B200", _AG),)),
-        (("B200", _A2A), (("H200", _A2A),)),
-        (("H200", _A2A), (("B200", _A2A),)),
+        (("H100", AR), (("GB200", AR),)),
+        (("GB200", AR), (("H100", AR),)),
+        (("H100", RS), (("A100", RS),)),
+        (("A100", RS), (("H100", RS),)),
+        (("GB200", RS), (("H100", RS),)),
+        (("B200", AG), (("H100", AG),)),
+        (("H100", AG), (("B200", AG),)),
+        (("B200", A2A), (("H200", A2A),)),
+        (("H200", A2A), (("B200", A2A),)),
     ),
 }
 """What scores a rule: (pair with rows, what it is predicted from)."""
@@ -92,7 +98,7 @@ def curve_of(device: str, op: str) -> Curve:
         return fitted_curve(pair)
     if op in ("broadcast", "send-recv"):
         rule: str = op
-        of: tuple[Pair, ...] = ((device, _AG),)
+        of: tuple[Pair, ...] = ((device, AG),)
     else:
         rule, of = RULES[pair]
     curve = _apply(rule, [(p, curve_of(*p)) for p in of], pair, ())
@@ -117,66 +123,29 @@ def _derived(curve: Curve, source: str, rule: str) -> Curve:
 def _apply(rule: str, of: Sequence[tuple[Pair, Curve]], target: Pair, without: tuple[Pair, ...]) -> Curve:
     """Return the curve that a rule makes of others; ``without`` names pairs it may not look at."""
     if rule == "one pass":
-        return _mean([_one_pass(pair, curve) for pair, curve in of])
+        return mean([one_pass(pair, curve) for pair, curve in of])
     if rule == "pairwise":
-        seen = [(_alone(g), _alone(a)) for g, a in _GATHERS if a not in without]
-        return _mean([_pairwise(of[0][1], gather, other) for gather, other in seen])
+        seen = [(alone(g), alone(a)) for g, a in _GATHERS if a not in without]
+        return mean([pairwise(of[0][1], gather, other) for gather, other in seen])
     if rule == "broadcast" and of[0][1].rank_exponent <= 1.0:  # a mesh's pairs stay slower
         return of[0][1].model_copy(update={"rank_exponent": 0.0})
     if rule == "scaled":
         (pair, curve) = of[0]
-        return _scaled(curve, LINK_BYTES_PER_S[target[0]] / LINK_BYTES_PER_S[pair[0]])
+        scaled = _scaled(curve, LINK_BYTES_PER_S[target[0]] / LINK_BYTES_PER_S[pair[0]])
+        share = IN_SWITCH_SHARE.get(target[0]) if curve.in_switch_share else None
+        return scaled.model_copy(update={"in_switch_share": share})
     return of[0][1]
-
-
-def _one_pass(pair: Pair, curve: Curve) -> Curve:
-    if pair[1] != _AR:
-        return curve
-    exponent = curve.rank_exponent if curve.in_switch_share is None else USUAL["rank_exponent"]
-    changed = {"step_s": curve.step_s / 2, "rank_exponent": exponent, "in_switch_share": None}
-    return curve.model_copy(update=changed)
-
-
-def _pairwise(gather: Curve, like: Curve, other: Curve) -> Curve:
-    ratio = other.bandwidth_bytes_per_s / like.bandwidth_bytes_per_s
-    return other.model_copy(
-        update={
-            "start_s": gather.start_s + max(other.start_s - like.start_s, 0.0),
-            "step_s": gather.step_s * other.step_s / like.step_s,
-            "bandwidth_bytes_per_s": gather.bandwidth_bytes_per_s * ratio,
-            "rank_exponent": gather.rank_exponent,
-        }
-    )  # fmt: skip
 
 
 def _scaled(curve: Curve, ratio: float) -> Curve:
     return curve.model_copy(update={"bandwidth_bytes_per_s": curve.bandwidth_bytes_per_s * ratio})
 
 
-def _mean(curves: Sequence[Curve]) -> Curve:
-    """Geometric mean of the parameters; arithmetic of the exponent; measured where any of them was."""
-    values: dict[str, Any] = {
-        n: float(np.exp(np.mean([np.log(getattr(c, n)) for c in curves]))) for n in FIELDS[:-1]
-    }
-    values["rank_exponent"] = float(np.mean([c.rank_exponent for c in curves]))
-    values["ranks"] = tuple(sorted({n for c in curves for n in c.ranks}))
-    return Curve.model_validate(values)
-
-
-@cache
-def _alone(pair: Pair) -> Curve:
-    """Curve of a pair by its own rows only, without a sibling's prior."""
-    told = options(pair)
-    if pair in SIBLING_PRIOR:
-        told = {name: told[name] for name in ("link_bytes_per_s", "in_switch_share")}
-    return fit_curve(published_rows()[pair], **told).curve
-
-
 @cache
 def pair_errors(rule: str, target: Pair) -> tuple[np.ndarray, np.ndarray]:
     """Errors of a rule on the rows of a pair it did not see, and which of them are of 16 MiB and more."""
     of = dict(TESTS[rule])[target]
-    curve = _apply(rule, [(p, _alone(p)) for p in of], target, (target,))
+    curve = _apply(rule, [(p, alone(p)) for p in of], target, (target,))
     rows = published_rows()[target]
     return relative_errors(curve, rows), np.array([row.size_bytes >= LARGE_BYTES for row in rows])
 

@@ -1,6 +1,6 @@
 """Fit a curve to measurements.
 
-The fit is least squares on the logarithm of time, robust beyond 2.5 times the noise, which is taken from the rows
+The fit is least squares on the logarithm of time, robust beyond 1.5 times the noise, which is taken from the rows
 themselves. A weak prior (usual values, or the curve of the catalog) answers only where no row does: a log of one group
 size says how long a small message takes there, not which part of that is steps. How time grows with the ranks is
 therefore searched as shares (step over start, in-switch rate over bandwidth), which hold when the rest moves far.
@@ -31,7 +31,7 @@ NOISE = 0.08
 LEAST_NOISE = 0.003
 NOISE_ROWS, NOISE_BEFORE = 2.0, 0.03
 """What is believed of the noise beforehand: as much as two rows of 3 %."""
-ROBUST = 2.5
+ROBUST = 1.5
 PASSES = 4
 FEWEST_ROWS = 3
 FIELDS = ("start_s", "step_s", "bandwidth_bytes_per_s", "low_latency_ratio", "ramp_s", "rank_exponent")

@@ -270,6 +270,11 @@ def _notes(
     lines = [why] if why else []
     if len(where.tiers) > 1 or answer.stride > 1:
         lines.append("each device sends at its own share of the network: groups beside this one run too")
+    lines += [
+        f"{tier.name}: {unit} of its {tier.devices} devices take part, so that groups stay whole"
+        for tier, unit in zip(where.tiers[:-1], where.units, strict=False)
+        if tier.devices and unit < tier.devices
+    ]
     if named:
         own = (
             ""

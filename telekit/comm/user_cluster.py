@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from telekit import catalog
-from telekit.cluster.config import ClusterConfig, load_cluster
+from telekit.cluster.config import ClusterConfig, LinkTier, load_cluster
 from telekit.cluster.curves import bus_factor
-from telekit.comm.collectives import collective_time_s
-from telekit.comm.fit import FEWEST_ROWS, NOISE, POOR_FIT, Fit, fit_curve, parameters, scored
+from telekit.comm.fit import FEWEST_ROWS, POOR_FIT, Fit, fit_curve, parameters, scored
+from telekit.comm.link_fit import LinkFit, fit_link, stride_of
 from telekit.comm.measurements import Measurement, read_measurements
 from telekit.comm.row_checks import in_network
 from telekit.errors import InputError, Problem, bad
@@ -23,10 +21,14 @@ from telekit.errors import InputError, Problem, bad
 
 @dataclass(frozen=True)
 class ClusterFit:
-    """A user's logs as a cluster: its record, the fits in it by tier and collective, flagged lines and remarks."""
+    """A user's logs as a cluster: its record, the fits in it, flagged lines and remarks.
+
+    ``fits`` are by tier and collective; ``link`` is the last tier's latency and efficiency, where rows reach over it.
+    """
 
     record: dict[str, Any]
     fits: dict[tuple[str, str], Fit]
+    link: LinkFit | None
     problems: tuple[Problem, ...]
     notes: tuple[str, ...]
 
@@ -66,6 +68,7 @@ def fit_cluster(
     by_tier = _by_tier(_out_of_place(rows), base, problems, notes)
     if not by_tier:
         raise InputError([Problem("logs", len(rows), "hold no row that fits the cluster"), *problems])
+    _refuse_mostly_flagged([row for group in by_tier.values() for row in group], problems)
     record = catalog.record("clusters", device)
     tiers, fits = record["tiers"], {}
     for (depth, one), group in sorted(by_tier.items()):
@@ -76,16 +79,15 @@ def fit_cluster(
             curves[one] = fit.curve.model_dump(mode="json", exclude_none=True)
     last = len(base.tiers) - 1
     outer = [row for (depth, _), group in by_tier.items() if depth == last > 0 for row in group]
-    if len(outer) >= FEWEST_ROWS:
-        _fit_outer(base, outer, tiers[-1], notes)
-    elif not fits:
+    link = _fit_last(base, outer, tiers[-1], notes)
+    if link is None and not fits:
         rule = f"are too few to fit anything: {FEWEST_ROWS} of one collective are needed"
         raise InputError([Problem("logs", f"{len(rows)} rows", rule), *problems])
     source = "fitted to " + ", ".join(Path(path).name for path in paths)
     made = {"name": name or f"my-{device}", "source": source, "verified": True, "device": device}
     made |= {"devices": base.devices, "tiers": tiers}
     load_cluster(made)
-    return ClusterFit(made, fits, tuple(problems), tuple(dict.fromkeys(notes)))
+    return ClusterFit(made, fits, link, tuple(problems), tuple(dict.fromkeys(notes)))
 
 
 def write_cluster(path: str | Path, fit: ClusterFit) -> Path:
@@ -156,6 +158,16 @@ def _by_tier(
     return found
 
 
+def _refuse_mostly_flagged(rows: Sequence[Measurement], problems: list[Problem]) -> None:
+    """Refuse logs of which fewer lines are sound than not: what is wrong with those is wrong with all."""
+    sound = {f"{Path(row.source).name} line {row.line}" for row in rows}
+    flagged = {match.group() for p in problems if (match := re.match(r".* line \d+", p.field))} - sound
+    if len(flagged) > len(sound):
+        rule = f"are flagged, {len(sound)} are not: nothing is fitted to the rest"
+        hint = "mend the units, or leave out what does not belong"
+        raise InputError([Problem("logs", f"{len(flagged)} lines", rule, hint), *problems])
+
+
 def _tier_curve(
     base: ClusterConfig, depth: int, op: str, rows: list[Measurement], notes: list[str]
 ) -> Fit | None:
@@ -168,15 +180,7 @@ def _tier_curve(
         few = f"{op} over the {tier.name}: {len(rows)} rows are too few for a curve, {FEWEST_ROWS} are needed"
         notes.append(f"{few}; it keeps the catalog's links")
         return None
-    known = tier.curves.get(op)
-    links = unit if op != "all-to-all" else 1  # a ring leaves a node by all its links, a message by its own
-    fit = fit_curve(
-        rows,
-        link_bytes_per_s=tier.bandwidth_bytes_per_s * links,
-        in_switch_share=None if known is None else known.in_switch_share,
-        prior=None if known is None else parameters(known),
-        unit_ranks=unit,
-    )
+    fit = _best_form(tier, op, rows, unit)
     notes += [f"{op}: {note}" for note in fit.notes]
     sources = ", ".join(sorted({Path(row.source).name for row in rows}))
     curve = scored(fit, rows)
@@ -188,36 +192,45 @@ def _tier_curve(
     return replace(fit, curve=curve.model_copy(update={"source": source, "verified": True}))
 
 
-def _fit_outer(base: ClusterConfig, rows: list[Measurement], tier: dict[str, Any], notes: list[str]) -> None:
-    """Fit latency and efficiency of the last tier, log least squares, and put them into its record."""
-    from scipy.optimize import least_squares
+def _best_form(tier: LinkTier, op: str, rows: Sequence[Measurement], unit: int) -> Fit:
+    """Fit with the catalog's curve as prior; without reduction in the switch where rows of several groups deny it."""
+    known = tier.curves.get(op)
+    links = unit if op != "all-to-all" else 1  # a ring leaves a node by all its links, a message by its own
+    told: dict[str, Any] = {"link_bytes_per_s": tier.bandwidth_bytes_per_s * links, "unit_ranks": unit}
+    if known is not None:
+        told["prior"] = parameters(known)
+    share = known.in_switch_share if known is not None else None
+    fit = fit_curve(rows, in_switch_share=share, **told)
+    if share is None or len(fit.curve.ranks) == 1:
+        return fit
+    return min((fit, fit_curve(rows, **told)), key=lambda one: one.noise)
 
-    last = base.tiers[-1]
-    measured = np.log([row.time_s for row in rows])
 
-    def cluster(x: np.ndarray) -> ClusterConfig:
-        changed = last.model_copy(
-            update={"latency_s": math.exp(x[0]), "efficiency": math.exp(x[1]), "curves": {}}
-        )
-        return base.model_copy(update={"tiers": (*base.tiers[:-1], changed)})
-
-    def residuals(x: np.ndarray) -> np.ndarray:
-        made = cluster(x)
-        times = [float(collective_time_s(r.op, float(r.size_bytes), float(r.ranks), 1.0, made)) for r in rows]
-        return (np.log(times) - measured) / NOISE
-
-    start = np.log([max(last.latency_s, 1e-6), last.efficiency])
-    best = least_squares(residuals, start, bounds=(np.log([1e-9, 1e-6]), [0.0, 1e-12]), loss="soft_l1")
-    latency, efficiency = (float(f"{math.exp(v):.4g}") for v in best.x)
-    error = float(np.median(np.abs(np.expm1(best.fun * NOISE))))
-    files = ", ".join(sorted({Path(row.source).name for row in rows}))
+def _fit_last(
+    base: ClusterConfig, rows: Sequence[Measurement], tier: dict[str, Any], notes: list[str]
+) -> LinkFit | None:
+    """Fit latency and efficiency of the last tier, and put them into its record; None where rows are too few."""
+    even = [row for row in rows if stride_of(row, base.devices_per_node) is not None]
+    if len(even) < len(rows):
+        left_out = f"{len(rows) - len(even)} rows of groups that lie unevenly on their nodes are not used"
+        notes.append(f"{base.tiers[-1].name}: {left_out}")
+    if len(even) < FEWEST_ROWS:
+        return None
+    found = fit_link(base, even)
+    files = ", ".join(sorted({Path(row.source).name for row in even}))
     said = {
-        "source": f"fitted to {len(rows)} rows of {files}, median error {100 * error:.0f} %",
-        "verified": True,
+        "source": f"fitted to {found.rows} rows of {files}, median error {100 * found.error:.0f} %",
+        "verified": found.error <= POOR_FIT,
     }
-    tier |= {"latency_s": latency, "efficiency": min(efficiency, 1.0)}
+    tier |= {"latency_s": found.latency_s, "efficiency": found.efficiency}
     tier["sources"] = tier.get("sources", {}) | {"latency_s": dict(said), "efficiency": dict(said)}
-    if efficiency >= 0.999:
+    if found.efficiency >= 0.999:
         notes.append(
-            f"{last.name}: measured faster than the link of the catalog: its bandwidth may be set too low"
+            f"{found.tier}: measured faster than the link of the catalog: its bandwidth may be set too low"
         )
+    if found.error > POOR_FIT:
+        notes.append(
+            f"{found.tier}: latency and efficiency alone miss half of the rows by {found.error:.0%} or more; "
+            "collectives that were not measured are priced by them"
+        )
+    return found

@@ -127,6 +127,11 @@ def test_an_ascend_lists_what_hccl_has():
     assert any("HCCL does not offer it" in note for note in named.notes)
 
 
+def test_a_rack_that_is_not_full_is_said():
+    said = [collective("all-gather", "gb200", ranks, 1e9).notes for ranks in (128, 144)]
+    assert ["64 of its 72 devices take part" in " ".join(notes) for notes in said] == [True, False]
+
+
 def test_one_price_in_one_output(telekit):
     """A rack's 8 ranks had two: the figure is printed once, and again only beside a named algorithm."""
     words = asked(cluster="gb200", devices=8)
@@ -252,6 +257,23 @@ def test_a_log_becomes_a_cluster_that_prices_its_own_rows(telekit, tmp_path, end
     assert found["time_s"] == pytest.approx(4029.4e-6, rel=0.1)
     status, text, _ = telekit(*words)
     assert status == 0 and "median error" in text and str(out) in text.replace("\n", "")
+
+
+def test_a_log_over_nodes_gives_the_outer_link_with_its_intervals(telekit, tmp_path):
+    log, out = tmp_path / "two.csv", tmp_path / "two.yaml"
+    lines = [f"all_reduce,16,2,{2**k},{25 + 1.875 * 2**k / 160e3:.3f}" for k in range(12, 33)]
+    log.write_text("op,ranks,nodes,size_bytes,time_us\n" + "\n".join(lines) + "\n", encoding="utf-8")
+    words = ("fit-links", log, "--device", "h100", "--nodes", 2, "--out", out)
+    document = strict(telekit(*words, "--json")[1])
+    link, fit = document["link"], document["curves"]["all-reduce over the cluster"]
+    for values, intervals in ((link, link["intervals"]), (fit["parameters"], fit["intervals"])):
+        for name, (low, high) in intervals.items():
+            assert low <= values[name] <= high
+    assert set(link["intervals"]) == {"latency_s", "efficiency"}
+    status, text, _ = telekit(*words)
+    assert status == 0 and "links of the cluster: 21 rows" in text
+    answer = strict(telekit(*asked(cluster=out, devices=16, size="64MiB"), "--json")[1])
+    assert answer["time_s"] == pytest.approx(25e-6 + 1.875 * 2**26 / 160e9, rel=0.02)
 
 
 def test_a_log_of_nothing_is_refused(telekit, tmp_path):

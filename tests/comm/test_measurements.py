@@ -221,7 +221,7 @@ TABLE = """# nThread 1 nGpus 8 minBytes 8 maxBytes 134217728 step: 2(factor)
      "[2026-01-31 12:00:00] 0: "],
 )  # fmt: skip
 def test_prefixes_of_launchers_are_passed_over(tmp_path, prefix):
-    path = tmp_path / "h100_all_reduce_perf.txt"
+    path = tmp_path / "h100_all_reduce_perf_1.txt"
     path.write_text("".join(prefix + line + "\n" for line in TABLE.splitlines()))
     found = read_measurements(path)
     assert [(row.op, row.ranks, row.size_bytes) for row in found.rows] == [("all-reduce", 8, 2**20)] * 2

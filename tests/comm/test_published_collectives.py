@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from telekit.cluster.config import load_cluster
-from telekit.comm.calibrate import fitted_curve, options, published_rows
+from telekit.comm.calibrate import GATHER_OF, SIBLINGS, fitted_curve, options, published_rows
 from telekit.comm.derive import ALL, CATALOG, RULES, TESTS, curves_record, pair_errors, rule_score
 from telekit.comm.fit import fit_curve
 
@@ -24,9 +24,9 @@ DEVICES = {
     "GB200": "gb200",
 }
 ABOVE_16_MB, OVERALL = 0.08, 0.15
-HELD_OUT_RANKS = 4
+MIDDLE_RANKS = 4
 """The count whose error the project bounds. The smallest and the largest are extrapolated to: see the last bounds."""
-ENDS_ABOVE_16_MB, ENDS_OVERALL = 0.21, 0.17
+ENDS_ABOVE_16_MB, ENDS_OVERALL = 0.19, 0.15
 
 
 def measured(device, op, keep=lambda row: True):
@@ -64,23 +64,36 @@ def test_stored_curve_against_its_rows(device, op):
 
 
 @pytest.mark.parametrize(("device", "op"), PAIRS)
-def test_a_count_of_devices_held_out(device, op):
-    kept = [row for row in published_rows()[device, op] if row.ranks != HELD_OUT_RANKS]
-    curve = fit_curve(kept, **options((device, op))).curve
-    apart = measured(device, op, lambda row: row["n_gpus"] == HELD_OUT_RANKS)
-    assert apart and len(kept) + len(apart) == len(measured(device, op))
-    assert median_error(curve, op, apart) <= OVERALL
-    assert median_error(curve, op, apart, 2**24) <= ABOVE_16_MB
-    assert median_error(curve, op, apart, 2**24 + 1) <= 0.1  # without 16 MiB itself; two pairs are over 8 %
+def test_each_count_of_devices_held_out(device, op):
+    """The middle count within the project's bounds; 2 and 8 ranks lie beyond what a fit without them has seen."""
     stored = load_cluster({"device": DEVICES[device], "nodes": 1}).tiers[0].curves[op].errors
-    held = {one.ranks: one for one in stored.held_out}
-    assert set(held) == {row.ranks for row in published_rows()[device, op]}
-    assert held[HELD_OUT_RANKS].error == pytest.approx(median_error(curve, op, apart), abs=1e-3)
-    assert held[HELD_OUT_RANKS].error_above_16_mb == pytest.approx(
-        median_error(curve, op, apart, 2**24), abs=1e-3
-    )
-    for one in held.values():  # 2 and 8 ranks, beyond what a fit without them has seen
-        assert one.error <= ENDS_OVERALL and one.error_above_16_mb <= ENDS_ABOVE_16_MB
+    rows = published_rows()[device, op]
+    assert [one.ranks for one in stored.held_out] == sorted({row.ranks for row in rows})
+    for one in stored.held_out:
+        curve = fit_curve([row for row in rows if row.ranks != one.ranks], **options((device, op))).curve
+        apart = measured(device, op, lambda row, n=one.ranks: row["n_gpus"] == n)
+        overall, large = median_error(curve, op, apart), median_error(curve, op, apart, 2**24)
+        assert one.error == pytest.approx(overall, abs=1e-3)
+        assert one.error_above_16_mb == pytest.approx(large, abs=1e-3)
+        middle = one.ranks == MIDDLE_RANKS
+        assert overall <= (OVERALL if middle else ENDS_OVERALL)
+        bound = ABOVE_16_MB if middle else ENDS_ABOVE_16_MB
+        assert large <= bound and median_error(curve, op, apart, 2**24 + 1) <= bound
+
+
+def test_the_ends_held_out_on_average():
+    """What leaning on siblings gains: 9.0 and 7.7 % before, 11.3 and 5.7 % above 16 MB."""
+    for ranks, overall, large in ((2, 0.075, 0.092), (8, 0.07, 0.05)):
+        held = [one for pair in PAIRS for one in fitted_curve(pair).errors.held_out if one.ranks == ranks]
+        assert statistics.mean(one.error for one in held) <= overall
+        assert statistics.mean(one.error_above_16_mb for one in held) <= large
+
+
+def test_no_curve_leans_on_its_own_rows():
+    for pair, siblings in SIBLINGS.items():
+        assert pair in published_rows() and pair not in siblings and set(siblings) <= set(PAIRS)
+    for pair, others in GATHER_OF.items():
+        assert pair not in others and set(others) <= set(PAIRS)
 
 
 @pytest.mark.parametrize("name", sorted(CATALOG))
