@@ -82,6 +82,49 @@ def test_a_histogram_sets_the_imbalance(run, tmp_path):
     assert strict(run(*words, "--imbalance", 2, "--json")[1])["imbalance"] == 2
 
 
+def cautions(text):
+    return [line for line in text.splitlines() if line.startswith("caution: ")]
+
+
+def test_what_was_taken_for_granted_is_printed(run):
+    """Routing that nobody gave, and times of kernels that nobody measured on the device."""
+    free = cautions(run("--cluster", "h800", "--ep", 64)[1])
+    assert len(free) == 2 and "--groups" in free[0]
+    assert "no published time of alltoall, alltoall_deredundency, hybridep, allgather" in free[1]
+    assert "kernels" not in free[1]  # DeepEP was measured there
+    (limited,) = cautions(run("--cluster", "gb200", "--ep", 64, "--groups", 8, "--group-limit", 4)[1])
+    assert "alltoall_deredundency, deepep, allgather" in limited
+    assert "deepep with the kernels of H100 and H200" in limited
+    found = strict(run("--cluster", "ascend-910b", "--ep", 16, "--json")[1])["assumptions"]
+    assert any("no published time of alltoall, " in line for line in found)
+    assert any("--groups" in line for line in found)
+
+
+def test_groups_of_a_model_are_used_and_no_caution_is_needed(run):
+    words = ("--cluster", "h800", "--ep", 64, "--model", "deepseek-v3")
+    found = strict(run(*words, "--json")[1])
+    assert (found["groups"], found["group_limit"]) == (8, 4)
+    assert not any("--groups" in line for line in found["assumptions"])
+    other = strict(run(*words, "--groups", 1, "--json")[1])
+    assert other["groups"] == 1 and any("--groups" in line for line in other["assumptions"])
+
+
+def test_the_largest_routings_are_answered(run):
+    """Both once ran for minutes, or came out as nan; how many choices of groups were drawn is said."""
+    words = ("--experts", 4096, "--top-k", 128, "--json")
+    many = strict(
+        run("--cluster", "h100", "--ep", 64, "--groups", 256, "--group-limit", 128, "--zipf", 1, *words)[1]
+    )
+    assert "Monte Carlo" in many["routing_method"]
+    assert any("are by Monte Carlo" in line for line in many["assumptions"])
+    assert 32 < many["distinct_devices"] < 64
+    for exponent in (1, 3):
+        status, out, err = run("--cluster", "h100", "--ep", 2048, "--zipf", exponent, *words)
+        found = strict(out)
+        assert (status, err) == (0, "") and found["routing_method"] == "exact"
+        assert 100 < found["distinct_devices"] <= 128 and found["imbalance"] > 1
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -90,6 +133,13 @@ def test_a_histogram_sets_the_imbalance(run, tmp_path):
         (("--cluster", "h1000", "--ep", 8), "h100"),
         (("--cluster", "h100", "--ep", 8, "--top-k", 300), "top_k"),
         (("--cluster", "h100", "--ep", 8, "--groups", 7), "groups"),
+        (("--cluster", "h100", "--ep", 8, "--top-k", 0), "top_k = 0"),
+        (("--cluster", "h100", "--ep", 8, "--experts", 0), "experts = 0"),
+        (("--cluster", "h100", "--ep", 8, "--groups", 0), "groups = 0"),
+        (("--cluster", "h100", "--ep", 8, "--groups", 4, "--group-limit", 0), "group_limit = 0"),
+        (("--cluster", "h100", "--ep", 8, "--model", "deepseek-v3", "--top-k", 0), "top_k = 0"),
+        (("--cluster", "h100", "--ep", 8, "--model", "deepseek-v3", "--experts", 0), "experts = 0"),
+        (("--cluster", "h100", "--ep", 8, "--model", "deepseek-v3", "--hidden", 0), "hidden = 0"),
         (("--cluster", "h100", "--ep", 8, "--tokens", 0), "tokens"),
         (("--cluster", "h100", "--ep", 8, "--hidden", 0), "hidden"),
         (("--cluster", "h100", "--ep", 8, "--imbalance", 0.5), "imbalance"),

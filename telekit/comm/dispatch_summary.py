@@ -106,6 +106,8 @@ class DispatchSummary:
             lines.append(
                 f"no published time of {', '.join(missing)} on this device: priced by its links{kernels}"
             )
+        if (method := routing.method(self.ep)) != "exact":
+            lines.append(f"places that a token visits are by {method}")
         return tuple(lines)
 
     def text(self) -> str:

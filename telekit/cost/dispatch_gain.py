@@ -1,7 +1,11 @@
 """What hierarchical expert traffic gains end to end over a global all-to-all, what that hangs on, and its interval.
 
-A study is a record of ``data/studies``: a job, two dispatchers, and every input that the answer could hang on, with its
-range and where that comes from, written down before the answer was computed. Nothing here is fitted to the claim.
+A study is a record of ``data/studies``: a job, two dispatchers, and inputs that the answer could hang on, each with its
+range and where that comes from, written down before the answer was computed. Nothing here is fitted to the claim. What
+else it could hang on is held fixed, was listed afterwards, and is no part of the interval; what moving it does is said.
+
+Overlap, where it is on, is the cost model's: expert traffic hides behind the computing of its pass, whole and at no
+cost, in both forms alike. So there is hardly anything left to gain there, and gains are told with and without it.
 """
 
 from __future__ import annotations
@@ -14,71 +18,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from telekit import catalog
-from telekit.cluster.config import ClusterConfig, load_cluster
-from telekit.cost.estimate import estimate
+from telekit.cost.dispatch_study import FORM, OVERLAP, UNEVEN, Fixed, Input, Study, standing, study_job
+from telekit.cost.layers import Site
+from telekit.cost.step import step_cost
 from telekit.errors import InputError, bad
-from telekit.job import Job
-from telekit.layout.config import ParallelConfig
-from telekit.model.huggingface import load_model
-from telekit.training.config import TrainConfig
+from telekit.layout.table import LayoutTable
 
-SAMPLES = 512
-EDGE = 0.1
-"""Share of the draws beyond the claim under which it lies at the edge, though inside the 5 to 95 % interval."""
+Floats = NDArray[np.float64]
+
+POINTS = 256
+"""Sobol points; with these the quantiles move by about half a point of gain between seeds, and seldom by more."""
+IMBALANCES = 8
+"""Imbalances of every point, which cost one pass together; besides it goes through all overlaps and forms."""
+INSIDE, EDGE = 0.10, 0.01
+"""Share of the draws beyond the claim, on its side, from which it lies inside, and from which at the edge."""
 QUANTILES = (0.05, 0.5, 0.95)
-EXPERTS_OVER_GEMM = 0.87
-"""Grouped products beside plain ones, as in the records of devices (H800 rows of InferSim)."""
-
-
-@dataclass(frozen=True)
-class Input:
-    """One thing the answer hangs on: its base value, and a range (``low`` to ``high``) or ``choices``."""
-
-    name: str
-    says: str
-    source: str
-    base: Any
-    low: float = 0.0
-    high: float = 0.0
-    choices: tuple[Any, ...] = ()
-
-    @property
-    def ends(self) -> tuple[Any, Any]:
-        """What a bar of the tornado spans."""
-        return (self.choices[0], self.choices[-1]) if self.choices else (self.low, self.high)
-
-    def at(self, share: float) -> Any:
-        """Value at a share of the range (evenly, in the logarithm where it spans a factor of 5), or of the choices."""
-        if self.choices:
-            return self.choices[min(int(share * len(self.choices)), len(self.choices) - 1)]
-        if self.low > 0 and self.high / self.low >= 5:
-            return float(self.low * (self.high / self.low) ** share)
-        return float(self.low + (self.high - self.low) * share)
-
-
-@dataclass(frozen=True)
-class Study:
-    """A frozen question: job, dispatchers, inputs, and the claim that the answer is held against.
-
-    ``held`` says what is no input and stays as the job has it, and why.
-    """
-
-    name: str
-    title: str
-    frozen: str
-    job: Mapping[str, Any]
-    job_source: str
-    flat: str
-    inputs: tuple[Input, ...]
-    held: Mapping[str, str]
-    claim: float
-    claim_source: str
-
-    @property
-    def base(self) -> dict[str, Any]:
-        """Base value of every input."""
-        return {item.name: item.base for item in self.inputs}
 
 
 @dataclass(frozen=True)
@@ -95,19 +49,28 @@ class Bar:
 
 
 @dataclass(frozen=True)
+class Moved:
+    """The gain with one fixed thing moved, all inputs at their base; ``value`` is where it stands."""
+
+    fixed: Fixed
+    value: Any
+    gains: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class Gain:
     """The answer of a study. Gains are of throughput: flat step time over hierarchical, less 1.
 
-    ``samples`` are gains with every input drawn from its range at once (Sobol points); their quantiles say how far the
-    assumptions reach, not how sure a measurement is. ``overlapped`` marks those that hide expert traffic behind
-    computing: the cost model lets it hide whole in both forms, so that nothing is left to gain there.
+    ``samples`` are gains with every input drawn from its range at once; their quantiles say how far the assumptions
+    reach, not how sure a measurement is. ``overlapped`` marks those that hide expert traffic behind computing.
     """
 
     study: Study
     base: float
     steps_s: tuple[float, float]
     bars: tuple[Bar, ...]
-    samples: NDArray[np.float64]
+    moved: tuple[Moved, ...]
+    samples: Floats
     overlapped: NDArray[np.bool_]
 
     @cached_property
@@ -120,10 +83,20 @@ class Gain:
         """The same of the samples without overlap, where all expert traffic counts."""
         return _quantiles(self.samples[~self.overlapped])
 
+    @cached_property
+    def interval_overlapped(self) -> tuple[float, float, float]:
+        """The same of the samples with overlap, where all but the longest traffic hides in both forms."""
+        return _quantiles(self.samples[self.overlapped])
+
     @property
     def share_beyond(self) -> float:
         """Share of the samples that reach the claim."""
-        return float(np.mean(self.samples >= self.study.claim))
+        return _share(self.samples, self.study.claim)
+
+    @property
+    def share_beyond_in_the_open(self) -> float:
+        """The same of the samples without overlap."""
+        return _share(self.samples[~self.overlapped], self.study.claim)
 
     @property
     def holds_claim(self) -> bool:
@@ -132,151 +105,144 @@ class Gain:
 
     @property
     def verdict(self) -> str:
-        """Where the claim lies: inside, at the edge, or outside; the edge is no yes."""
+        """Where the claim lies, by the share of the draws beyond it: inside, at the edge (which is no yes), outside."""
         beyond = min(self.share_beyond, 1.0 - self.share_beyond)
-        if beyond < 0.01:
+        if beyond < EDGE:
             return "outside"
-        return "at the edge" if beyond < EDGE else "inside"
+        return "at the edge" if beyond < INSIDE else "inside"
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in words."""
+        low, _, high = self.interval
+        return (
+            f"{self.study.claim:.0%} lies {self.verdict}: {self.share_beyond:.1%} of the draws reach it "
+            f"({self.share_beyond_in_the_open:.1%} of those without overlap), 5 to 95 % of them are "
+            f"{low:.1%} to {high:.1%}"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        low, middle, high = self.interval
         return {
             "study": self.study.name,
             "gain": self.base,
-            "interval": {"p5": low, "p50": middle, "p95": high},
+            "interval": _named(self.interval),
             "claim": self.study.claim,
             "claim_inside": self.holds_claim,
             "verdict": self.verdict,
+            "sentence": self.sentence,
             "share_beyond_claim": self.share_beyond,
-            "interval_without_overlap": dict(
-                zip(("p5", "p50", "p95"), self.interval_in_the_open, strict=True)
-            ),
-            "held": dict(self.study.held),
+            "share_beyond_claim_without_overlap": self.share_beyond_in_the_open,
+            "interval_without_overlap": _named(self.interval_in_the_open),
+            "interval_with_overlap": _named(self.interval_overlapped),
             "step_time_s": {"flat": self.steps_s[0], "hierarchical": self.steps_s[1]},
             "inputs": [
                 {"name": bar.input.name, "base": bar.input.base, "ends": bar.input.ends, "gains": bar.gains}
                 | {"says": bar.input.says, "source": bar.input.source}
                 for bar in self.bars
             ],
+            "fixed_note": self.study.fixed_note,
+            "fixed": [
+                {"name": it.fixed.name, "value": it.value, "moved": it.fixed.moved, "gains": it.gains}
+                | {"says": it.fixed.says, "why": it.fixed.why}
+                for it in self.moved
+            ],
         }
 
 
-def load_study(name: str) -> Study:
-    """Read a study of the catalog.
+IN_LAYOUT = ("tp", "recompute", UNEVEN, OVERLAP, "ep", "etp", "pp", "micro_batch")
 
-    Raises
-    ------
-    InputError
-        When there is none of that name.
+
+def _steps(study: Study, dispatcher: str, imbalances: list[float], values: Mapping[str, Any]) -> Floats:
+    """Step times under some imbalances, shape (n,): :func:`telekit.cost.estimate`'s.
+
+    The pipeline is timed by 1F1B's closed form, which is exact on the stages of these jobs.
     """
-    record = catalog.record("studies", name)
-    inputs = tuple(
-        Input(**(item | ({"choices": tuple(item["choices"])} if "choices" in item else {})))
-        for item in record["inputs"]
-    )
-    claim = record["claim"]
-    return Study(
-        record["name"], record["title"], record["frozen"], record["job"], record["job_source"], record["flat"],
-        inputs, record["held"], claim["gain"], claim["source"],
-    )  # fmt: skip
-
-
-def study_job(study: Study, dispatcher: str, **values: Any) -> Job:
-    """Make the job of a study under one dispatcher, with some inputs moved from their base.
-
-    The global batch follows the data-parallel ranks, so that a rank keeps its number of micro-batches.
-
-    Raises
-    ------
-    InputError
-        For an input that the study does not have.
-    """
-    unknown = sorted(set(values) - set(study.base))
-    if unknown:
-        raise bad("input", unknown[0], f"not an input of {study.name}", f"known: {', '.join(study.base)}")
-    v = study.base | values
-    spec, written = study.job, study.job["layout"]
-    layout = written | {
-        "tp": v["tp"],
-        "recompute": v["recompute"],
-        "dispatcher": dispatcher,
-        "expert_imbalance": v["expert_imbalance"],
-        "overlap_moe_comm": v["overlap_moe_comm"],
-    }
-    train = spec["train"] | {
-        "seq_len": v["seq_len"],
-        "global_batch": spec["train"]["global_batch"] * written["tp"] // v["tp"],
-    }
-    return Job(
-        model=load_model(spec["model"]),
-        cluster=_cluster(spec["cluster"]["devices"], v),
-        train=TrainConfig.model_validate(train),
-        layout=ParallelConfig.model_validate(layout),
-    )
-
-
-def _cluster(devices: int, v: Mapping[str, Any]) -> ClusterConfig:
-    record = load_cluster({"device": v["device"], "devices": devices}).model_dump()
-    record["device"] |= {
-        "gemm_efficiency": v["gemm_efficiency"],
-        "grouped_gemm_efficiency": EXPERTS_OVER_GEMM * v["gemm_efficiency"],
-        "attention_efficiency": v["attention_efficiency"],
-        "memory_efficiency": v["memory_efficiency"],
-    }
-    node, network = record["tiers"][0], record["tiers"][-1]
-    node["efficiency"] = v["node_efficiency"]
-    network |= {"efficiency": v["network_efficiency"], "latency_s": v["network_latency_s"]}
-    return ClusterConfig.model_validate(record)
+    job = study_job(study, dispatcher, **values)
+    if problems := job.problems():
+        raise InputError(problems)
+    table = LayoutTable.build(job.layout, expert_imbalance=imbalances)
+    found: Floats = step_cost(Site(job.model, job.cluster, job.train, table)).step_s
+    return found
 
 
 def steps_s(study: Study, **values: Any) -> tuple[float, float]:
-    """Step time with the global all-to-all and with the hierarchical form, seconds."""
+    """Step time with the global all-to-all and with the hierarchical form, seconds.
+
+    Raises
+    ------
+    InputError
+        For a name that the study does not have, or a layout that breaks a rule.
+    """
     v = study.base | values
-    found = []
-    for dispatcher in (study.flat, v["hierarchical"]):
-        answer = estimate(study_job(study, dispatcher, **values))
-        if answer.step_time_s is None:
-            raise InputError(answer.problems)
-        found.append(answer.step_time_s)
-    return found[0], found[1]
+    flat, hierarchical = (_steps(study, name, [v[UNEVEN]], values)[0] for name in (study.flat, v[FORM]))
+    return float(flat), float(hierarchical)
 
 
-def gain(study: Study, samples: int = SAMPLES, seed: int = 0) -> Gain:
+def gain(study: Study, points: int = POINTS, seed: int = 0) -> Gain:
     """Answer a study: the gain at the base, a bar for each input, and the spread when all move at once.
 
     Parameters
     ----------
     study : Study
-        From :func:`load_study`.
-    samples : int
-        Draws of all inputs; as many as the next power of 2.
+        From :func:`telekit.cost.dispatch_study.load_study`.
+    points : int
+        Sobol points, a power of 2; each gives 32 samples.
     seed : int
         Of the scrambling of Sobol's points.
+
+    Raises
+    ------
+    InputError
+        For a number of points that is no power of 2, or above 2 ** 16.
     """
+    if not 1 <= points <= 2**16 or points & (points - 1):
+        raise bad("points", points, "must be a power of 2, at most 65,536", f"{POINTS} is usual")
     base = steps_s(study)
-    bars = [
-        Bar(item, (_gain(study, **{item.name: item.ends[0]}), _gain(study, **{item.name: item.ends[1]})))
-        for item in study.inputs
-    ]
-    bars.sort(key=lambda bar: bar.span, reverse=True)
+    ends = {item: tuple(_gain(study, **{item.name: end}) for end in item.ends) for item in study.inputs}
+    bars = sorted((Bar(item, (low, high)) for item, (low, high) in ends.items()), key=lambda bar: -bar.span)
+    at = standing(study)
+    moved = tuple(
+        Moved(item, at[item.name], tuple(_gain(study, **{item.name: x}) for x in item.moved))
+        for item in study.fixed
+    )
+    samples, overlapped = _samples(study, points, seed)
+    return Gain(study, base[0] / base[1] - 1, base, tuple(bars), moved, samples, overlapped)
+
+
+def _samples(study: Study, points: int, seed: int) -> tuple[Floats, NDArray[np.bool_]]:
+    """Gains at scrambled Sobol points, and which of them overlap; every choice of overlap and form at every point."""
     from scipy.stats import qmc
 
-    points = qmc.Sobol(len(study.inputs), seed=seed).random_base2(int(np.ceil(np.log2(max(samples, 2)))))
-    drawn = [
-        {item.name: item.at(float(u)) for item, u in zip(study.inputs, point, strict=True)}
-        for point in points
-    ]
-    gains = np.array([_gain(study, **values) for values in drawn])
-    hidden = np.array([bool(values["overlap_moe_comm"]) for values in drawn])
-    return Gain(study, base[0] / base[1] - 1, base, tuple(bars), gains, hidden)
-
-
-def _quantiles(samples: NDArray[np.float64]) -> tuple[float, float, float]:
-    low, middle, high = np.quantile(samples, QUANTILES).tolist()
-    return low, middle, high
+    inputs = {item.name: item for item in study.inputs}
+    drawn = [item for item in study.inputs if item.name not in (OVERLAP, FORM)]
+    shares = qmc.Sobol(len(drawn), seed=seed).random_base2(points.bit_length() - 1)
+    gains, hidden = [], []
+    for point in shares:
+        share = dict(zip([item.name for item in drawn], point.tolist(), strict=True))
+        uneven = [inputs[UNEVEN].at((share[UNEVEN] + k) / IMBALANCES) for k in range(IMBALANCES)]
+        values = {item.name: item.at(share[item.name]) for item in drawn}
+        for overlap in inputs[OVERLAP].choices:
+            values[OVERLAP] = overlap
+            flat = _steps(study, study.flat, uneven, values)
+            gains += [flat / _steps(study, form, uneven, values) - 1 for form in inputs[FORM].choices]
+            hidden += [np.full(IMBALANCES, overlap)] * len(inputs[FORM].choices)
+    return np.concatenate(gains), np.concatenate(hidden)
 
 
 def _gain(study: Study, **values: Any) -> float:
     flat, hierarchical = steps_s(study, **values)
     return flat / hierarchical - 1
+
+
+def _quantiles(samples: Floats) -> tuple[float, float, float]:
+    low, middle, high = np.quantile(samples, QUANTILES).tolist()
+    return low, middle, high
+
+
+def _named(quantiles: tuple[float, float, float]) -> dict[str, float]:
+    return dict(zip(("p5", "p50", "p95"), quantiles, strict=True))
+
+
+def _share(samples: Floats, least: float) -> float:
+    return float(np.mean(samples >= least))

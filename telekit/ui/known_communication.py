@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from textwrap import fill
@@ -10,14 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from telekit import catalog
 from telekit.cluster.config import load_cluster
 from telekit.comm.dispatch import Dispatch, dispatch, inter_node_rows, logical_to_wire
 from telekit.comm.expert_links import ExpertLinks, expert_links
 from telekit.comm.routing import Routing
-from telekit.cost.dispatch_gain import Gain, gain, load_study
+from telekit.cost.dispatch_gain import Gain, gain
+from telekit.cost.dispatch_study import load_study
 from telekit.errors import bad
 from telekit.ui.tables import Table
+from telekit.validation.dispatch import WHY, DispatchRow, dispatch_rows, errors_by_reading
 
 FLAT, GATHERED, TWO_HOPS = "alltoall", "alltoall_deredundency", "hybridep"
 SHOWN = (FLAT, GATHERED, TWO_HOPS, "deepep", "allgather")
@@ -146,88 +146,19 @@ def rows_between_nodes(experts: int = 192, per_node: int = 8) -> Table:
     return Table(title, header, tuple(rows))
 
 
-@cache
-def _published() -> tuple[dict[str, Any], ...]:
-    found = catalog.load(catalog.root() / "measurements" / "communication.json")
-    return tuple(row for row in found if row["kind"] == "moe_a2a")
-
-
-DEVICES = {
-    "H800": "h800",
-    "H100": "h100",
-    "H200": "h200",
-    "GB200": "gb200",
-    "B200": "b200",
-    "A3": "ascend-910c",
-}
-EIGHT_BIT_BYTES = 1 + 4 / 128
-"""Bytes of a number in fp8 or int8 with a scale of four bytes for every 128."""
-
-
-def _group(row: Mapping[str, Any]) -> str:
-    if "implementation" in row:
-        return f"{row['implementation']}, {row['gpu']}"
-    device = next(name for name in DEVICES if name in row["gpu"])
-    mode = (
-        "low latency"
-        if "low latency" in row.get("mode", "")
-        else "between nodes"
-        if row["ep"] > 8
-        else "EP 8"
-    )
-    return f"DeepEP, {'Ascend A3' if device == 'A3' else device}, {mode}"
-
-
-def _routing(row: Mapping[str, Any]) -> Routing:
-    """Choices as a source made them: DeepEP's normal tests by nodes, at most four; HybridEP's by its eight groups."""
-    experts, k, nodes = row.get("experts", 256), row.get("topk", 8), row["ep"] // 8
-    if "implementation" in row:
-        return Routing(experts, k, 8, 4)
-    normal = row["gpu"] == "H800" and "mode" not in row
-    return Routing.node_limited(experts, k, nodes, 4) if normal and nodes > 1 else Routing(experts, k)
-
-
-def _dispatcher(row: Mapping[str, Any]) -> str:
-    if "implementation" in row:
-        return TWO_HOPS if row["implementation"] == "HybridEP" else FLAT
-    if "low latency" in row.get("mode", ""):
-        return "deepep_low_latency"
-    return FLAT if "A3" in row["gpu"] else "deepep"
-
-
-def _predicted(row: Mapping[str, Any]) -> tuple[float, float]:
-    """Predicted and published figure of a row: seconds, or where a source gives only that the bandwidth it counts."""
-    device = next(DEVICES[name] for name in DEVICES if name in row["gpu"])
-    links = replace(links_of(device), sms=row.get("sms", 24))
-    number = BF16_BYTES if "implementation" in row else EIGHT_BIT_BYTES
-    found = dispatch(
-        _dispatcher(row), row["tokens"], row.get("hidden", 7168), number, BF16_BYTES, _routing(row), row["ep"],
-        links.domain, links,
-    )  # fmt: skip
-    way = row["op"]
-    if "latency_us" in row:
-        return float(found.dispatch_s if way == "dispatch" else found.combine_s), row["latency_us"] * 1e-6
-    tier = "inner" if row.get("bottleneck") in ("NVLink", "HCCS") else "outer"
-    return float(found.counted_bandwidth(tier, way)), row["bottleneck_bandwidth_GBs"] * 1e9
-
-
 def flat_beside_fused() -> Table:
     """HybridEP against the all-to-all of the same case, published and predicted (arXiv 2603.07685, table 7)."""
-    pairs: dict[tuple[str, int], dict[str, tuple[float, float]]] = {}
-    for row in _published():
-        if "implementation" in row:
-            pairs.setdefault((row["gpu"], row["ep"]), {})[row["implementation"]] = _predicted(row)
+    pairs: dict[tuple[str, int], dict[str, DispatchRow]] = {}
+    for row in dispatch_rows():
+        kernel, gpu = row.group.split(", ")[:2]
+        if kernel in ("all-to-all", "HybridEP"):
+            pairs.setdefault((gpu, row.ep), {})[kernel] = row
     rows, near = [], 0
     for (gpu, ep), found in sorted(pairs.items(), key=lambda pair: (pair[0][0] == "GB200", pair[0][1])):
-        (flat, flat_seen), (fused, fused_seen) = found["all-to-all"], found["HybridEP"]
-        ours, seen = flat / fused, flat_seen / fused_seen
+        flat, fused = found["all-to-all"], found["HybridEP"]
+        ours, seen = flat.found / fused.found, flat.published / fused.published
         near += abs(ours / seen - 1) <= 0.2
-        times = (
-            f"{flat_seen * 1e6:.0f}",
-            f"{flat * 1e6:.0f}",
-            f"{fused_seen * 1e6:.0f}",
-            f"{fused * 1e6:.0f}",
-        )
+        times = tuple(f"{x * 1e6:.0f}" for row in (flat, fused) for x in (row.published, row.found))
         rows.append((gpu, str(ep), *times, f"{seen:.2f}", f"{ours:.2f}", f"{ours / seen - 1:+.0%}"))
     title = f"Dispatch, microseconds, published and ours; ratio within 20 % for {near} of {len(rows)}"
     header = ("", "EP", "flat", "ours", "fused", "ours", "flat/fused", "ours", "off")
@@ -237,32 +168,53 @@ def flat_beside_fused() -> Table:
 def deepep_between_nodes() -> Table:
     """DeepEP's bandwidth between nodes on H800: as reported, on the wire, and ours, counted as it counts."""
     rows = []
-    for row in _published():
-        if row["gpu"] != "H800" or "bottleneck_bandwidth_GBs" not in row or row["ep"] == 8:
+    for row in dispatch_rows():
+        if row.group not in ("DeepEP, H800, normal", "DeepEP, H800, MPFT"):
             continue
-        ours, seen = _predicted(row)
-        wire = logical_to_wire(seen, row["ep"] / 8)
-        figures = (f"{seen / 1e9:.1f}", f"{ours / 1e9:.1f}", f"{ours / seen - 1:+.0%}", f"{wire / 1e9:.1f}")
-        rows.append((row["op"], str(row["ep"]), *figures))
+        wire = logical_to_wire(row.published, row.ep / 8)
+        figures = (f"{row.published / 1e9:.1f}", f"{row.found / 1e9:.1f}", f"{row.error:+.0%}")
+        rows.append((row.op, str(row.ep), *figures, f"{wire / 1e9:.1f}"))
     title = "H800, GB/s a GPU over a 50 GB/s card; reported counts rows to the own node, the wire does not carry them"
     return Table(title, ("", "EP", "reported", "ours", "off", "on the wire"), tuple(rows))
 
 
 def dispatch_errors() -> Table:
     """Errors of dispatch and combine against every published row, by source."""
-    off: dict[str, list[float]] = {}
-    for row in _published():
-        ours, seen = _predicted(row)
-        off.setdefault(_group(row), []).append(abs(ours / seen - 1))
     rows = [
-        (name, str(len(found)), f"{np.median(found):.0%}", f"{max(found):.0%}")
-        for name, found in sorted(off.items())
+        (it.group, str(it.rows), f"{it.median:.0%}", f"{abs(it.most):.0%}")
+        for it in errors_by_reading()
+        if it.used
     ]
-    every = [error for found in off.values() for error in found]
+    every = [abs(row.error) for row in dispatch_rows()]
     rows.append(("all", str(len(every)), f"{np.median(every):.0%}", f"{max(every):.0%}"))
     return Table(
         "Error against published rows; most were in the fit", ("", "rows", "median", "most"), tuple(rows)
     )
+
+
+def dispatch_readings() -> Table:
+    """How rows whose source leaves it open are read, and what the other readings would have given."""
+    found = errors_by_reading()
+    open_ones = {it.group for it in found if not it.used}
+    rows = [
+        (
+            it.group,
+            it.reading,
+            "read so" if it.used else "",
+            str(it.rows),
+            f"{it.median:.0%}",
+            f"{it.most:+.0%}",
+        )
+        for it in found
+        if it.group in open_ones
+    ]
+    title = "How a token chose its experts (A3: what the kernel does), as read and otherwise: errors of ours"
+    return Table(title, ("", "reading", "", "rows", "median", "most"), tuple(rows))
+
+
+def reading_reasons() -> str:
+    """Say why rows are read as they are, kernel by kernel."""
+    return _wrapped([f"{kind.replace(', {device}', '')}: {reason}." for kind, reason in WHY.items()])
 
 
 FITTED = ("a100-80gb", "h100", "h200", "b200", "gb200", "v100")
@@ -295,13 +247,16 @@ def study() -> Gain:
 def study_answer() -> Table:
     """Gain of the study, its intervals, where the claim lies, and what moves it most."""
     found = study()
-    every = "median {1:.1%}, 5 to 95 % from {0:.1%} to {2:.1%}".format(*found.interval)
-    bare = "median {1:.1%}, 5 to 95 % from {0:.1%} to {2:.1%}".format(*found.interval_in_the_open)
-    title = (
-        f"Gain at the base: {found.base:.1%}\n"
-        f"every input drawn from its range: {every}\n"
-        f"those draws without overlap: {bare}\n"
-        f"the claim's {found.study.claim:.0%} lies {found.verdict}: {found.share_beyond:.0%} of the draws reach it"
+    lines = [f"Gain at the base: {found.base:.1%}"]
+    for name, (low, middle, high) in (
+        ("every input drawn from its range", found.interval),
+        ("those draws without overlap", found.interval_in_the_open),
+        ("those with overlap, which hides all it can in both forms", found.interval_overlapped),
+    ):
+        lines.append(f"{name}: median {middle:.1%}, 5 to 95 % from {low:.1%} to {high:.1%}")
+    lines.append(
+        f"{found.study.claim:.0%} lies {found.verdict}: {found.share_beyond:.0%} of the draws reach it, "
+        f"{found.share_beyond_in_the_open:.0%} of those without overlap"
     )
     rows = tuple(
         (
@@ -312,15 +267,31 @@ def study_answer() -> Table:
         )
         for bar in found.bars
     )
-    return Table(title, ("input", "base", "from", "to", "gain", "gain"), rows)
+    return Table("\n".join(lines), ("input", "base", "from", "to", "gain", "gain"), rows)
+
+
+def study_fixed() -> Table:
+    """List what the study holds fixed, where it stands, and the gain when it is moved."""
+    found = study()
+    rows = tuple(
+        (it.fixed.name, _said(it.value), ", ".join(f"{_said(x)}: {gain:.1%}" for x, gain in pairs))
+        for it in found.moved
+        for pairs in (list(zip(it.fixed.moved, it.gains, strict=True)),)
+    )
+    title = f"Held fixed, {found.study.fixed_note}\n(gain where they stand: {found.base:.1%})"
+    return Table(fill(title, COLUMNS, replace_whitespace=False), ("", "stands at", "gain if moved"), rows)
 
 
 def study_inputs() -> str:
-    """Every frozen input of the study: what it is, and where its range comes from."""
+    """Every frozen input of the study, and all that it holds fixed: what it is, and where it comes from."""
     frozen = study().study
     lines = [f"Frozen {frozen.frozen}.", f"job: {frozen.job_source}."]
     lines += [f"{item.name}: {item.says}. Source: {item.source}." for item in frozen.inputs]
-    lines += [f"held fixed, {name}: {why}." for name, why in frozen.held.items()]
+    lines += [f"held fixed, {item.name}: {item.says}; {item.why}." for item in frozen.fixed]
+    return _wrapped(lines)
+
+
+def _wrapped(lines: list[str]) -> str:
     return "\n".join(fill(line, COLUMNS, subsequent_indent="    ", break_long_words=False) for line in lines)
 
 

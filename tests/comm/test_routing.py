@@ -1,5 +1,6 @@
 """Routing statistics against counting every choice, drawing tokens, and closed forms."""
 
+from fractions import Fraction
 from itertools import combinations
 from math import comb, prod
 
@@ -174,6 +175,92 @@ def test_nothing_is_dropped_where_an_expert_takes_all():
     assert Routing(16, 2).dropped_share(64, 8.0) == 0
 
 
+def exact_loads(weights, top_k):
+    """Chance of each expert in a set drawn in proportion to its members' weights, in rational numbers."""
+    weights = [Fraction(w) for w in weights]
+
+    def symmetric(some):
+        poly = [Fraction(1)] + [Fraction(0)] * top_k
+        for w in some:
+            poly = [poly[j] + (w * poly[j - 1] if j else 0) for j in range(top_k + 1)]
+        return poly[top_k], poly
+
+    total, _ = symmetric(weights)
+    return [
+        float(w * symmetric(weights[:e] + weights[e + 1 :])[1][top_k - 1] / total)
+        for e, w in enumerate(weights)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("experts", "top_k", "exponent"), [(24, 8, 0.5), (24, 12, 6.0), (32, 8, 10.0), (12, 12, 3.0)]
+)
+def test_steep_weights_lose_no_digits(experts, top_k, exponent):
+    routing = Routing.zipf(experts, top_k, exponent)
+    np.testing.assert_allclose(routing.load(), exact_loads(routing.weights, top_k), rtol=1e-9)
+
+
+def test_weights_a_float_can_hardly_hold_are_answered():
+    weights = [1e-300, 1e-200, 1e-100, 1e-50, 1.0, 1e5, 1e11, 1e11]
+    found = Routing(8, 3, weights=tuple(weights)).load()
+    np.testing.assert_allclose(found, exact_loads(weights, 3), rtol=1e-9)
+
+
+@pytest.mark.parametrize("exponent", [1.0, 3.0, 10.0])
+@pytest.mark.parametrize(("groups", "limit", "seed"), [(1, None, 0), (8, 1, None), (8, 4, 0)])
+def test_the_largest_routing_is_finite_however_steep(exponent, groups, limit, seed):
+    """4,096 experts, 128 a token: loads once came out as nan."""
+    routing = Routing.zipf(4096, 128, exponent, groups, limit, seed)
+    mean, variance = routing.rank_load(64)
+    assert mean.sum() == pytest.approx(128) and (mean >= 0).all() and (variance >= -1e-9).all()
+    assert 1 <= routing.distinct_units(64) <= 64
+    assert routing.imbalance(64, 4096) >= 1
+
+
+def test_the_law_of_groups_with_unlike_weights_is_that_of_every_choice():
+    """Weights that fall by 1e4 an expert, so that groups differ by 1e12: none of their choices is lost."""
+    weights = tuple(10.0 ** (-4 * e) for e in range(9))
+    routing = Routing(9, 2, 3, 2, weights)
+    everything = list(listed(routing))
+    for unit in range(3):
+        want = sum(p * sum(e // 3 == unit for e in one) for one, p in everything)
+        assert routing.rank_load(3)[0][unit] == pytest.approx(want, rel=1e-9)
+
+
+def test_work_is_bounded_and_it_is_said():
+    """A law over 128 of 256 groups once took minutes: fewer choices of groups are drawn for larger routings."""
+    largest = choices.most_choices(4096, 128)
+    assert largest * 4096 * 129 <= choices.WORK and largest >= 500
+    assert choices.most_choices(256, 8) == choices.MOST_CHOICES
+    assert Routing(4096, 128, 256, 128, Routing.zipf(4096, 128).weights).method(64) == (
+        f"Monte Carlo over {largest:,} choices of groups"
+    )
+
+
+def test_few_drawn_choices_of_groups_are_near_many(monkeypatch):
+    routing = Routing.zipf(128, 4, 0.7, 32, 8)
+    many = routing.distinct_units(16)
+    mean = routing.monte_carlo(16, tokens=20_000, seed=5)[0]
+    monkeypatch.setattr(choices, "WORK", 500 * 128 * 5)
+    few = Routing.zipf(128, 4, 0.7000001, 32, 8)
+    assert "over 500 choices" in few.method(16)
+    assert few.distinct_units(16) == pytest.approx(many, rel=0.02) == pytest.approx(mean, rel=0.02)
+
+
+def test_a_histogram_whose_law_cannot_be_listed_is_refused_at_once():
+    counts = np.arange(1, 257)
+    with pytest.raises(InputError, match="more than 20,000 ways; leave the group limit out"):
+        Routing.histogram(counts, 8, 64, 8)
+
+
+def test_a_fit_that_no_longer_gets_nearer_is_given_up(monkeypatch):
+    """Asked for more digits than a float has, so that the error stops falling."""
+    monkeypatch.setattr("telekit.comm.routing.FIT_PATIENCE", 5)
+    monkeypatch.setattr("telekit.comm.routing.CLOSE", 0.0)
+    with pytest.raises(InputError, match="did not give in"):
+        Routing.histogram([7, 3, 5, 2, 9, 1, 4, 6], 2, 4, 2)
+
+
 @pytest.mark.parametrize(
     ("make", "field", "words"),
     [
@@ -190,6 +277,7 @@ def test_nothing_is_dropped_where_an_expert_takes_all():
         (lambda: Routing.zipf(4, 1, -1), "exponent", "from 0"),
         (lambda: Routing(8, 2).distinct_units(9), "units", "8 experts"),
         (lambda: Routing(8, 2).draw(0), "tokens", "from 2"),
+        (lambda: Routing(4096, 128, 256, 128).draw(10**6), "tokens", "to 244,140"),
         (lambda: Routing(8, 2).imbalance(2, 0), "tokens", "at least 1"),
         (lambda: Routing(8, 2).dropped_share(4, 0.0), "capacity_factor", "above 0"),
     ],
