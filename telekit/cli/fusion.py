@@ -33,7 +33,12 @@ def fuse(
     is_file = "/" in graph or graph.endswith((".json", ".yaml", ".yml"))
     made = Graph.from_records(read_document(graph), Path(graph).stem) if is_file else subgraph(graph)
     target = Target.of(load_cluster({"device": device, "nodes": 1}).device)
-    known = SIZES | dict(_size(text) for text in size or ())
+    given = dict(_size(text) for text in size or ())
+    unknown = [name for name in given if name not in made.symbols()]
+    if unknown:
+        names = ", ".join(made.symbols()) or "none is named"
+        raise bad("size", ", ".join(unknown), f"{made.name} has no such size", names)
+    known = SIZES | given
     sizes = {name: known[name] for name in made.symbols() if name in known}
     found = search(made, sizes, target)
     document = {"graph": made.name, "device": target.name, "sizes": sizes, **found.to_dict()}
@@ -56,6 +61,6 @@ def fuse(
 
 def _size(text: str) -> tuple[str, int]:
     name, _, number = text.partition("=")
-    if not name.isidentifier() or not number.isdecimal() or len(number) > 15:
-        raise bad("size", text, "a size is a name and a whole number", "T=4096")
+    if not name.isidentifier() or not number.isdecimal() or len(number) > 15 or not int(number):
+        raise bad("size", text, "a size is a name and a whole number from 1", "T=4096")
     return name, int(number)

@@ -102,7 +102,11 @@ def encode(graph: Graph, fusion: Fusion | Iterable[Iterable[int]]) -> Program:
         A group cannot be one kernel, an operator is missing or in two groups, or the order is wrong: a group reads what
         a later one makes (as when two groups each need the other).
     """
-    groups = [tuple(group) for group in (fusion.groups if isinstance(fusion, Fusion) else fusion)]
+    parts: Any = fusion.groups if isinstance(fusion, Fusion) else fusion
+    parts = list(parts) if isinstance(parts, Iterable) else None
+    if parts is None or not all(isinstance(group, Iterable) for group in parts):
+        raise bad("groups", fusion, "groups of node indices", str([graph.operators[:5]]), graph.name)
+    groups = [tuple(group) for group in parts]
     live = graph.live()
     _check_partition(graph, groups, live)
     group_of = {index: place for place, group in enumerate(groups) for index in group}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -37,7 +37,9 @@ def bind(
     InputError
         An input is missing, unknown or of another dtype, or shapes do not agree; all of it is listed.
     """
-    found = {name: int(size) for name, size in sizes.items()}
+    found = checked_sizes(sizes)
+    if not isinstance(given, Mapping):
+        raise bad("inputs", type(given).__name__, "inputs are arrays by name", "{'x': array}")
     problems = [
         Problem(f"inputs.{name}", "missing", "this input is required") for name in wanted if name not in given
     ]
@@ -67,6 +69,39 @@ def bind(
     if problems:
         raise InputError(problems)
     return found
+
+
+def checked_sizes(sizes: Any) -> dict[str, int]:
+    """Named sizes as whole numbers.
+
+    Raises
+    ------
+    InputError
+        Not a mapping, or a size that is not a whole number from 0.
+    """
+    if not isinstance(sizes, Mapping):
+        raise bad("sizes", type(sizes).__name__, "sizes are numbers by name", "{'T': 8}")
+    problems = [
+        Problem(f"sizes.{name}", size, "a size is a whole number from 0", f"{name}=8")
+        for name, size in sizes.items()
+        if not isinstance(size, int | np.integer) or isinstance(size, bool) or size < 0
+    ]
+    if problems:
+        raise InputError(problems)
+    return {name: int(size) for name, size in sizes.items()}
+
+
+def check_named(sizes: Mapping[str, int], known: Sequence[str]) -> None:
+    """Refuse a size that nothing is named after.
+
+    Raises
+    ------
+    InputError
+        Naming it.
+    """
+    unknown = ", ".join(str(name) for name in sizes if name not in known)
+    if unknown:
+        raise bad("sizes", unknown, "no such size", ", ".join(known) or "none is named")
 
 
 def reduce(op: str, x: Array, axes: tuple[int, ...], keepdims: bool) -> Array:

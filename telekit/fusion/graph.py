@@ -21,7 +21,7 @@ import numpy as np
 from telekit.errors import bad
 from telekit.fusion.ops import DTYPES, FLOATS, INTEGERS, OPS, Op, dtype_name, numpy_dtype
 from telekit.fusion.records import MAX_NODES, read, write
-from telekit.fusion.shapes import Dim, Shape, ShapeError, infer
+from telekit.fusion.shapes import MAX_RANK, Dim, Shape, ShapeError, infer
 from telekit.fusion.values import Node, Number, Value
 
 MAX_ELEMENTS = 2**48
@@ -91,6 +91,7 @@ class Graph:
     def output(self, value: Value, name: str | None = None) -> None:
         """Say that a value leaves the graph, under ``name`` (its own when none is given)."""
         name = name if name is not None else value.name
+        self._check_name(name, "y")
         if value.graph is not self:
             raise bad(name, value.name, "belongs to another graph", "output a value of this one", self.name)
         if name in self.outputs:
@@ -192,18 +193,28 @@ class Graph:
                 "graph.constant",
                 self.name,
             )
-        key = (float(value).hex(), dtype)
+        try:
+            number = float(value)
+        except OverflowError:
+            rule = "a number is at most that of a double"
+            raise bad("operand", "a whole number of that length", rule, "1e300", self.name) from None
+        key = (number.hex(), dtype)
         if key not in self._scalars:
-            array = _array("constant", float(value), dtype)
+            array = _array("constant", number, dtype)
             self._scalars[key] = self._add("constant", (), {"value": array}, None)
         return self._scalars[key]
+
+    def _check_name(self, name: Any, suggestion: str) -> None:
+        printable = isinstance(name, str) and name.isprintable()
+        if not printable or not 1 <= len(name.encode()) <= 200:
+            rule = "a name is 1 to 200 bytes of printable UTF-8"
+            raise bad("name", name if printable else repr(name), rule, suggestion, self.name)
 
     def _add(self, op: str, inputs: tuple[int, ...], attrs: Mapping[str, Any], name: str | None) -> Value:
         name = name if name is not None else f"{op}_{len(self.nodes)}"
         if len(self.nodes) >= MAX_NODES:
             raise bad(name, len(self.nodes), f"a graph has at most {MAX_NODES} nodes", "", self.name)
-        if not isinstance(name, str) or not name or len(name) > 200 or not name.isprintable():
-            raise bad("name", name, "a name is 1 to 200 printable characters", f"{op}_0", self.name)
+        self._check_name(name, f"{op}_0")
         if name in self._by_name:
             raise bad(name, op, "a node of this name exists", f"{name}_2", self.name)
         known = _known(op, name, len(inputs), self.name)
@@ -244,20 +255,39 @@ def _known(op: str, name: str, count: int, source: str) -> Op:
 
 
 def _array(name: str, value: Any, dtype: str | None) -> np.ndarray[Any, Any]:
+    names = "one of " + " ".join(FLOATS + INTEGERS)
+    if dtype is not None and dtype not in DTYPES:
+        raise bad(f"{name}.dtype", dtype, "no such dtype", names)
     try:
-        with np.errstate(all="ignore"):
-            made = np.asarray(value)
-            if dtype is None and made.dtype == np.float64 and not isinstance(value, np.ndarray | np.generic):
-                dtype = "fp32"
-            made = np.array(made, dtype=numpy_dtype(dtype) if dtype in DTYPES else None)
+        given = np.asarray(value)
     except (TypeError, ValueError, OverflowError):
         raise bad(name, value, "a constant is numbers", "1.0") from None
-    if (dtype is not None and dtype not in DTYPES) or dtype_name(made.dtype) is None:
-        raise bad(
-            f"{name}.dtype", dtype or made.dtype, "no such dtype", "one of " + " ".join(FLOATS + INTEGERS)
-        )
+    if given.ndim > MAX_RANK:
+        raise bad(name, given.shape, f"a shape has at most {MAX_RANK} axes", "1.0")
+    if given.dtype.kind not in "iuf" and dtype_name(given.dtype) is None:
+        raise bad(name, value, "a constant is numbers", "1.0")
+    if dtype is None:
+        plain = given.dtype == np.float64 and not isinstance(value, np.ndarray | np.generic)
+        dtype = "fp32" if plain else dtype_name(given.dtype)
+    if dtype is None:
+        raise bad(f"{name}.dtype", given.dtype, "no such dtype", names)
+    _check_whole(name, given, dtype)
+    with np.errstate(all="ignore"):
+        made = np.array(given, dtype=numpy_dtype(dtype))
     made.flags.writeable = False
     return made
+
+
+def _check_whole(name: str, given: np.ndarray[Any, Any], dtype: str) -> None:
+    """Refuse a number that a whole dtype cannot hold."""
+    if dtype not in INTEGERS or not given.size:
+        return
+    bounds = np.iinfo(numpy_dtype(dtype))
+    for number in (given.min(), given.max()):  # a NaN is both
+        if not np.isfinite(number) or not bounds.min <= int(number) <= bounds.max:
+            raise bad(name, number, f"{dtype} is from {bounds.min} to {bounds.max}", "0")
+    if given.dtype.kind != "i" and given.dtype.kind != "u" and (given != np.trunc(given)).any():
+        raise bad(name, "a fraction", f"{dtype} is whole numbers", "1")
 
 
 __all__ = ["Dim", "Graph", "Node", "Shape", "Value"]

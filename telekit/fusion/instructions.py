@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from telekit.fusion.shapes import Dim, Shape
@@ -23,8 +24,9 @@ class Slot(NamedTuple):
     """What an operand of an instruction names.
 
     ``kind`` is ``view`` (the tile of tensor ``ref``), ``reg`` (register ``ref``), ``imm`` (the number ``value``),
-    ``acc`` (the accumulator that body instruction ``ref`` adds to) or ``alias`` (slot ``ref``, its axes permuted by
-    ``perm``). ``axes`` are the kernel's axes, one for each axis of the operand; ``UNIT`` where the size is 1.
+    ``acc`` (the accumulator that body instruction ``ref`` adds to) or ``alias`` (the view or register that is slot
+    ``ref``, its axes permuted by ``perm``). ``axes`` are the kernel's axes, one for each axis of the operand;
+    ``UNIT`` where the size is 1.
     """
 
     kind: str
@@ -33,6 +35,11 @@ class Slot(NamedTuple):
     axes: Axes
     value: float = 0.0
     perm: tuple[int, ...] = ()
+
+
+def base(slots: Sequence[Slot], number: int) -> int:
+    """Slot whose memory an operand is: itself, or the view or register that an alias is of."""
+    return slots[number].ref if slots[number].kind == "alias" else number
 
 
 class Instruction(NamedTuple):

@@ -23,7 +23,7 @@ from math import prod
 from telekit.errors import bad
 from telekit.fusion.axes import Axes, join, phases
 from telekit.fusion.graph import Graph, Node
-from telekit.fusion.instructions import UNIT, Instruction, Kernel, Slot
+from telekit.fusion.instructions import UNIT, Instruction, Kernel, Slot, base
 from telekit.fusion.ops import FLOATS, OPS, numpy_dtype
 from telekit.fusion.registers import allocate
 
@@ -124,9 +124,7 @@ def footprint(kernel: Kernel) -> list[tuple[int, Axes]]:
     for instruction in kernel.body:
         sources = instruction.sources[1:] if instruction.op == "take" else instruction.sources
         for index in (*sources, instruction.dst):
-            slot = kernel.slots[index]
-            while slot.kind == "alias":
-                slot = kernel.slots[slot.ref]
+            slot = kernel.slots[base(kernel.slots, index)]
             if slot.kind == "view":
                 views.add(slot)
             elif slot.kind == "reg":
@@ -238,7 +236,11 @@ class _Emitter:
     def _transpose(self, node: Node, code: list[Instruction]) -> int:
         source, order = self._source(node, 0), node.attrs["axes"]
         axes = self.slots[source].axes
-        alias = self._slot(Slot("alias", node.dtype, source, tuple(axes[i] for i in order), perm=order))
+        turned = tuple(axes[i] for i in order)
+        if self.slots[source].kind == "alias":  # of what that one is of: no chain of aliases
+            _, _, source, _, _, before = self.slots[source]
+            order = tuple(before[i] for i in order)
+        alias = self._slot(Slot("alias", node.dtype, source, turned, perm=order))
         if node.index not in self.leaving:
             return alias
         code.append(Instruction("copy", self._target(node), (alias,)))

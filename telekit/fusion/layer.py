@@ -27,14 +27,14 @@ class Stretch:
     name : str
         The operator's name in the layer's list.
     forward, backward : Graph
-        What it computes.
+        What it computes; ``backward`` is None where one of the stretches beside it has all of that.
     sizes : Mapping of str to int
         Value of each named size, of both graphs.
     """
 
     name: str
     forward: Graph
-    backward: Graph
+    backward: Graph | None
     sizes: Mapping[str, int]
 
 
@@ -66,8 +66,16 @@ def head_stretches(model: ModelConfig, train: TrainConfig, layout: Any) -> tuple
     dtype = _dtype(x)
     norm = _norm("final_norm", x.shard_tokens, x.hidden, dtype, residual=True)
     sizes = _sizes(T=x.tokens, V=model.vocab_size / x.tp)
-    loss = Stretch("cross_entropy", made.cross_entropy(dtype), made.cross_entropy_backward(dtype), sizes)
-    return tuple(s for s in (norm, loss) if s.name in names)
+    backward = made.cross_entropy_backward(dtype)
+    if x.tp == 1:
+        losses = [Stretch("cross_entropy", made.cross_entropy(dtype), backward, sizes)]
+    else:  # an all-reduce of the largest logit and one of the sum lie between: no kernel spans them
+        losses = [
+            Stretch("cross_entropy_largest", made.cross_entropy_largest(dtype), None, sizes),
+            Stretch("cross_entropy_sum", made.cross_entropy_sum(dtype), None, sizes),
+            Stretch("cross_entropy", made.cross_entropy_end(dtype), backward, sizes),
+        ]
+    return (*[norm] * (norm.name in names), *(losses if "cross_entropy" in names else ()))
 
 
 def _dtype(x: Shapes) -> str:

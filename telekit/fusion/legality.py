@@ -19,10 +19,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from math import prod
 
 from telekit.errors import InputError, bad
-from telekit.fusion.axes import UNIT
+from telekit.fusion.axes import UNIT, join, phases
 from telekit.fusion.graph import Graph
 from telekit.fusion.kernels import Fusion, Kernel, footprint, plan
 from telekit.units import KIB, format_bytes
@@ -113,7 +114,7 @@ def fit(graph: Graph, group: Iterable[int], sizes: Mapping[str, int], chip: OnCh
     taken = _taken(kernel, block)
     passes = 1
     if taken > chip.capacity_bytes and rows and not _gemm_axes(kernel):
-        passes = 1 + depth(graph, members, kernel)
+        passes = 1 + max(levels(graph, members).values(), default=0)
         taken = _taken(kernel, [1 if axis in rows else size for axis, size in enumerate(block)])
     if taken > chip.capacity_bytes and len(members) > 1:
         rule = (
@@ -145,18 +146,33 @@ def ordered(graph: Graph, groups: Iterable[Iterable[int]]) -> Fusion:
     if circle:
         names = " -> ".join(graph.nodes[parts[i][0]].name for i in circle)
         raise bad("groups", names, "kernels that wait for each other", "take one of them apart", graph.name)
-    waits = _waits(graph, parts)
-    left, order = set(range(len(parts))), list[int]()
-    while left:
-        ready = min((i for i in left if not waits[i] & left), key=lambda i: parts[i][0])
-        order.append(ready)
-        left.remove(ready)
-    return Fusion(tuple(parts[i] for i in order))
+    return Fusion(tuple(parts[i] for i in _in_order(parts, _waits(graph, parts))))
+
+
+def _in_order(parts: Sequence[tuple[int, ...]], waits: Sequence[set[int]]) -> list[int]:
+    """Places of groups, each after those it waits for, else by its first operator; those in a circle are left out."""
+    readers: list[list[int]] = [[] for _ in parts]
+    for place, before in enumerate(waits):
+        for other in before:
+            readers[other].append(place)
+    left = [len(before) for before in waits]
+    ready = [(part[0], place) for place, part in enumerate(parts) if not left[place]]
+    heapify(ready)
+    order: list[int] = []
+    while ready:
+        order.append(heappop(ready)[1])
+        for place in readers[order[-1]]:
+            left[place] -= 1
+            if not left[place]:
+                heappush(ready, (parts[place][0], place))
+    return order
 
 
 def cycle(graph: Graph, groups: Sequence[tuple[int, ...]]) -> list[int]:
     """Places of groups that wait for each other in a circle, a shortest one; nothing when there is none."""
     waits = _waits(graph, groups)
+    if len(_in_order(groups, waits)) == len(groups):
+        return []
     best: list[int] = []
     for start in range(len(groups)):
         came, queue = {start: start}, [start]
@@ -214,7 +230,7 @@ def together(graph: Graph, members: Sequence[int]) -> bool:
     while queue:
         index = queue.pop()
         for source in (index, *graph.nodes[index].inputs):
-            fresh = set(touches.get(source, ())) - reached
+            fresh = set(touches.pop(source, ())) - reached
             reached |= fresh
             queue += fresh
     return len(reached) == len(members)
@@ -248,18 +264,31 @@ def _taken(kernel: Kernel, block: Sequence[int]) -> int:
     return sum(max(prod(block[a] for a in axes) * size, VECTOR_BYTES) for size, axes in footprint(kernel))
 
 
-def depth(graph: Graph, members: Sequence[int], kernel: Kernel) -> int:
-    """How many reductions of a tile wait for one another, at most."""
-    level = levels(graph, members, kernel)
-    return max((level[i] for i in members if graph.nodes[i].kind == "reduce"), default=0)
+def levels(graph: Graph, members: Sequence[int]) -> dict[int, int]:
+    """In which pass over its rows a kernel of several passes makes each reduction; the last pass makes the rest.
 
-
-def levels(graph: Graph, members: Sequence[int], kernel: Kernel) -> dict[int, int]:
-    """For each operator, how many reductions inside the tile lie on the way to it, itself included."""
-    inside = sum(i.op in ("sum", "mean", "max", "min") for i in kernel.body)
-    level: dict[int, int] = {}
+    A reduction that the tile holds ends its pass: what needs it comes in the next. One that is added up from tile to
+    tile ends none: it takes part in the first pass that has what it reads, which may be the last one.
+    """
+    steps = phases(graph, members, join(graph, members), set(leaving(graph, members)))
+    level, before = dict[int, int](), dict[int, int]()
+    added: list[int] = []
     for index in members:
         node = graph.nodes[index]
-        above = max((level.get(source, 0) for source in node.inputs), default=0)
-        level[index] = above + (node.kind == "reduce" and inside > 0)
-    return level
+        before[index] = max((before.get(source, 0) for source in node.inputs), default=0)
+        if index in steps.accumulating:
+            added.append(index)
+        elif node.kind == "reduce" and index not in steps.tail:
+            before[index] += 1
+            level[index] = before[index]
+    depth = max(level.values(), default=0)
+    return level | {index: before[index] + 1 for index in added if before[index] < depth}
+
+
+def leaving(graph: Graph, members: Iterable[int]) -> list[int]:
+    """Operators of a group whose values leave it."""
+    inside, readers, live = set(members), graph.consumers(), graph.live()
+    outputs = set(graph.outputs.values())
+    return [
+        i for i in sorted(inside) if i in outputs or any(r in live and r not in inside for r in readers[i])
+    ]

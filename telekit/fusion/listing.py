@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from telekit.errors import bad
 from telekit.fusion.bytecode import Program
-from telekit.fusion.instructions import UNIT, Instruction, Kernel, Slot
+from telekit.fusion.instructions import UNIT, Instruction, Kernel, Slot, base
 from telekit.fusion.machine import Machine, tiling
 from telekit.fusion.shapes import Dim, text
 from telekit.units import format_bytes
@@ -96,11 +96,11 @@ def steps(
 
 
 def _phase(place: int, kernel: Kernel, phase: str, code: Sequence[Instruction]) -> list[Step]:
-    last = {_base(kernel, s): i for i, instruction in enumerate(code) for s in instruction.sources}
+    last = {base(kernel.slots, s): i for i, instruction in enumerate(code) for s in instruction.sources}
     holds: dict[int, int] = {}  # register, and the slot it holds
     made = []
     for i, instruction in enumerate(code):
-        holds = {register: slot for register, slot in holds.items() if last[slot] > i}
+        holds = {register: slot for register, slot in holds.items() if last.get(slot, -1) > i}
         target = kernel.slots[instruction.dst]
         if target.kind == "reg":
             holds[target.ref] = instruction.dst
@@ -109,12 +109,6 @@ def _phase(place: int, kernel: Kernel, phase: str, code: Sequence[Instruction]) 
         writes = (_operand(kernel, instruction.dst),)
         made.append(Step(place, phase, _written(kernel, instruction), reads, writes, registers))
     return made
-
-
-def _base(kernel: Kernel, slot: int) -> int:
-    while kernel.slots[slot].kind == "alias":
-        slot = kernel.slots[slot].ref
-    return slot
 
 
 def _loop_line(kernel: Kernel, sizes: Mapping[str, int] | None, machine: Machine | None) -> str:
@@ -148,7 +142,7 @@ def _operand(kernel: Kernel, number: int) -> str:
     axes = ",".join("1" if a == UNIT else _axis(a) for a in slot.axes)
     match slot.kind:
         case "imm":
-            return f"{slot.value:.6g}"
+            return repr(slot.value)
         case "reg":
             return f"r{slot.ref}[{axes}]"
         case "view":
@@ -156,7 +150,7 @@ def _operand(kernel: Kernel, number: int) -> str:
         case "acc":
             return f"acc{slot.ref}[{axes}]"
         case _:
-            return f"{_operand(kernel, _base(kernel, number)).split('[')[0]}^T[{axes}]"
+            return f"{_operand(kernel, base(kernel.slots, number)).split('[')[0]}^T[{axes}]"
 
 
 def _written(kernel: Kernel, instruction: Instruction) -> str:

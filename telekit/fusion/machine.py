@@ -11,23 +11,25 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
 import numpy as np
 
-from telekit.errors import InputError, bad
+from telekit.errors import InputError, Problem, bad
 from telekit.fusion.bytecode import Program
-from telekit.fusion.compute import Array, bind
-from telekit.fusion.instructions import UNIT, Decoded, Instruction, Kernel, Slot, Tensor
+from telekit.fusion.compute import Array, bind, check_named
+from telekit.fusion.instructions import ACCUMULATE, UNIT, Decoded, Instruction, Kernel, Slot
 from telekit.fusion.kernels import footprint
 from telekit.fusion.ops import numpy_dtype
-from telekit.fusion.tiles import Tiles, totals
+from telekit.fusion.tiles import Tiles, register_bytes, totals
 from telekit.units import KIB
 
 CACHE_BYTES = 1024 * KIB  # what the operands of a tile may take: a core's own cache (L2)
+MAX_THREADS = 1024
+CALL_ELEMENTS = 256  # what a call costs beside its elements (a good half of a microsecond), in elements
 LEAST_ELEMENTS = 4096  # below this the fixed time of an instruction is more than its arithmetic
 
 
@@ -44,16 +46,36 @@ class Machine:
     least_elements : int
         A tile is not made smaller than this to fit the cache; a kernel of less than 32 times as many has one thread.
     memory_bytes : int
-        Most that results, temporaries and registers may take; beyond it the run is refused before it starts.
+        Most that results, temporaries, registers and accumulators may take; beyond it the run is refused before it
+        starts.
+    scratch_bytes : int
+        Most of it that is neither result nor temporary: registers and accumulators of all threads.
     elements : int
-        Most elements that all instructions may write or read together.
+        Most elements that all instructions may write or read together; a call for a tile counts 256 more.
+
+    Raises
+    ------
+    InputError
+        A field that is not a whole number within its bounds.
     """
 
     cache_bytes: int = CACHE_BYTES
     threads: int = 0
     least_elements: int = LEAST_ELEMENTS
     memory_bytes: int = 2**34
+    scratch_bytes: int = 2**30
     elements: int = 2**42
+
+    def __post_init__(self) -> None:
+        problems = []
+        for field in fields(self):
+            value, least = getattr(self, field.name), int(field.name == "least_elements")
+            most = MAX_THREADS if field.name == "threads" else 2**62
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+                rule = f"must be a whole number from {least} to {most}"
+                problems.append(Problem(field.name, value, rule, str(field.default)))
+        if problems:
+            raise InputError(problems)
 
     @property
     def workers(self) -> int:
@@ -97,19 +119,19 @@ def run(
     machine = machine or Machine()
     decoded = program.decoded
     wanted = {t.name: (t.shape, t.dtype) for t in decoded.tensors if t.role == "input"}
-    bound = bind(wanted, inputs, sizes or {})
+    bound = bind(wanted, inputs, {} if sizes is None else sizes)
+    check_named(bound, decoded.sizes)
     missing = [name for name in decoded.sizes if name not in bound]
     if missing:
         raise bad("sizes", ", ".join(missing), "every named size needs a value", f"{missing[0]}=8")
     shapes = [tuple(bound[d] if isinstance(d, str) else d for d in t.shape) for t in decoded.tensors]
-    _check_memory(decoded.tensors, shapes, machine)
+    wholes = [[bound[d] if isinstance(d, str) else d for d in k.axes] for k in decoded.kernels]
+    cuts = [tiling(k, whole, machine) for k, whole in zip(decoded.kernels, wholes, strict=True)]
+    _check_bounds(decoded, shapes, wholes, cuts, machine)
     store = _Store(decoded, shapes, inputs, program.constants, out or {})
-    budget = machine.elements
     with np.errstate(all="ignore"):
         for place, kernel in enumerate(decoded.kernels):
-            whole = [bound[d] if isinstance(d, str) else d for d in kernel.axes]
-            tensors = store.ready(place)
-            budget -= _run_kernel(kernel, whole, tensors, machine, budget)
+            _run_kernel(kernel, wholes[place], cuts[place], store.ready(place))
             store.release(place)
     return store.results()
 
@@ -159,36 +181,53 @@ def tiling(kernel: Kernel, whole: Sequence[int], machine: Machine) -> Tiling:
     return Tiling(tuple(block), tiles, min(workers, max(tiles, 1)), held)
 
 
-def _check_memory(tensors: Sequence[Tensor], shapes: Sequence[tuple[int, ...]], machine: Machine) -> None:
-    total = sum(
+def _check_bounds(
+    program: Decoded,
+    shapes: Sequence[tuple[int, ...]],
+    wholes: Sequence[list[int]],
+    cuts: Sequence[Tiling],
+    machine: Machine,
+) -> None:
+    """Refuse a run that would take more memory or work than the machine allows, before any of it is done."""
+    results = sum(
         prod(shape) * numpy_dtype(tensor.dtype).itemsize
-        for tensor, shape in zip(tensors, shapes, strict=True)
+        for tensor, shape in zip(program.tensors, shapes, strict=True)
         if tensor.role in ("temporary", "output")
     )
-    if total > machine.memory_bytes:
-        raise bad(
-            "sizes", f"{total} bytes", f"results take at most {machine.memory_bytes} bytes", "smaller sizes"
-        )
+    if results > machine.memory_bytes:
+        rule = f"results take at most {machine.memory_bytes} bytes"
+        raise bad("sizes", f"{results} bytes", rule, "smaller sizes")
+    most, left = min(machine.scratch_bytes, machine.memory_bytes - results), machine.elements
+    for kernel, whole, cut in zip(program.kernels, wholes, cuts, strict=True):
+        taken = _scratch_bytes(kernel, whole, cut)
+        if taken > most:
+            rule = f"registers and accumulators take at most {most} bytes"
+            raise bad(kernel.label, f"{taken} bytes", rule, "smaller sizes or groups")
+        left -= cut.tiles * _work(kernel, kernel.body, cut.block) + _work(kernel, kernel.tail, whole)
+        if left < 0:
+            work = machine.elements - left
+            rule = f"a run handles at most {machine.elements} elements"
+            raise bad(kernel.label, work, rule, "smaller sizes")
 
 
-def _run_kernel(
-    kernel: Kernel, whole: list[int], tensors: Sequence[Array], machine: Machine, budget: int
-) -> int:
-    """Run one kernel; returns how many elements its instructions handled."""
-    cut = tiling(kernel, whole, machine)
-    work = cut.tiles * _work(kernel, kernel.body, cut.block) + _work(kernel, kernel.tail, whole)
-    if work > budget:
-        raise bad(kernel.label, work, f"a run handles at most {machine.elements} elements", "smaller sizes")
-    if cut.tile_bytes * cut.threads > machine.memory_bytes:
-        rule = f"a tile takes at most {machine.memory_bytes} bytes"
-        raise bad(kernel.label, cut.tile_bytes, rule, "smaller sizes or groups")
+def _scratch_bytes(kernel: Kernel, whole: Sequence[int], cut: Tiling) -> int:
+    """Bytes of registers and accumulators: of the body for each thread, of the tail once."""
+    totals_bytes = sum(
+        8 * prod(whole[a] for a in kernel.slots[i.dst].axes if a != UNIT)
+        for i in kernel.body
+        if i.op in ACCUMULATE
+    )
+    each = sum(register_bytes(kernel.slots, kernel.body, cut.block).values()) + totals_bytes
+    return cut.threads * each + sum(register_bytes(kernel.slots, kernel.tail, whole).values())
+
+
+def _run_kernel(kernel: Kernel, whole: list[int], cut: Tiling, tensors: Sequence[Array]) -> None:
     try:
         _loop(kernel, cut, whole, tensors)
     except InputError as error:
         raise error.within(kernel.label) from None
     except (ValueError, MemoryError) as error:
         raise bad(kernel.label, "", f"NumPy refuses it: {error}") from None
-    return work
 
 
 def _work(kernel: Kernel, code: Sequence[Instruction], sizes: Sequence[int]) -> int:
@@ -199,7 +238,7 @@ def _work(kernel: Kernel, code: Sequence[Instruction], sizes: Sequence[int]) -> 
         if instruction.op == "take":
             del operands[1]
         axes = [set().union(*operands)] if instruction.op == "matmul" else operands
-        total += 1 + max(prod(sizes[a] for a in found if a != UNIT) for found in axes)
+        total += CALL_ELEMENTS + max(prod(sizes[a] for a in found if a != UNIT) for found in axes)
     return total
 
 
@@ -241,6 +280,16 @@ def _memory(name: str, size_bytes: int) -> Array:
         return np.empty(size_bytes, np.uint8)
     except MemoryError:
         raise bad(name, size_bytes, "this computer has no such memory left", "smaller sizes") from None
+
+
+def _overlaps(array: Array) -> bool:
+    """Whether two elements of an array may lie in one place, as where a stride is 0."""
+    reach = array.itemsize
+    for stride, size in sorted((abs(s), n) for s, n in zip(array.strides, array.shape, strict=True) if n > 1):
+        if stride < reach:
+            return array.size > 0
+        reach += stride * (size - 1)
+    return False
 
 
 class _Store:
@@ -288,8 +337,10 @@ class _Store:
                 raise bad(
                     f"out.{name}", getattr(array, "shape", array), f"an array of {dtype}, shape {shape}"
                 )
-            if not array.flags.writeable or any(
-                np.may_share_memory(array, other) for other in self._taken(name)
+            if (
+                not array.flags.writeable
+                or _overlaps(array)
+                or any(np.may_share_memory(array, other) for other in self._taken(name))
             ):
                 raise bad(
                     f"out.{name}", "", "memory of its own that may be written to", "np.empty(shape, dtype)"

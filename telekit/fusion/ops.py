@@ -9,8 +9,9 @@ fp64, exp and cos of fp16, of what is not contiguous. Measured with NumPy 2.4.)
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from math import pi, sqrt
+from struct import pack, unpack
 from typing import Any
 
 import numpy as np
@@ -128,10 +129,15 @@ def wide_dtype(name: str) -> np.dtype[Any]:
     return numpy_dtype("fp32" if name in _SIXTEEN_BIT else name)
 
 
-@cache
 def scalar(value: float, dtype: str) -> np.ndarray[Any, Any]:
     """Return a constant of a recipe as a 0-d array, so that it never changes the dtype of the other operand."""
+    return _scalar(pack("<d", value), dtype)
+
+
+@lru_cache(maxsize=4096)
+def _scalar(raw: bytes, dtype: str) -> np.ndarray[Any, Any]:
+    """Keep numbers by their bits: 0.0 equals -0.0 and no NaN equals itself, yet each is its own number."""
     with np.errstate(all="ignore"):
-        made = np.array(value).astype(numpy_dtype(dtype))
+        made = np.array(unpack("<d", raw)[0]).astype(numpy_dtype(dtype))
     made.flags.writeable = False
     return made

@@ -13,6 +13,10 @@ from typing import NamedTuple
 from telekit.fusion.graph import Graph
 from telekit.fusion.legality import OnChip, cycle, problem
 
+ROUND = 32
+"""Operators that a group grows to one by one."""
+MAX_TRIED = 64
+"""Neighbours that are tried one by one before a group is looked at anew."""
 _POINTWISE = ("element", "broadcast")
 
 
@@ -58,13 +62,27 @@ def _grown(
     sizes: Mapping[str, int],
     chip: OnChip,
 ) -> tuple[int, ...]:
-    """Add neighbours of the kinds wanted while the group stays one kernel."""
-    group, changed = {seed}, True
+    """Add neighbours of the kinds wanted while the group stays one kernel.
+
+    Up to :data:`ROUND` operators they come one by one; then all in reach together, twice as many each time, and one
+    by one again where that is no kernel: so that the time for a long chain is in proportion to its length.
+    """
+    group, many, changed = {seed}, 1, True
+
+    def wanted(around: set[int]) -> list[int]:
+        near = _neighbours(graph, around, downward=name == "epilogue")
+        return [i for i in near if i not in taken and graph.nodes[i].kind in kinds]
+
     while changed:
         changed = False
-        for index in _neighbours(graph, group, downward=name == "epilogue"):
-            if index in taken or graph.nodes[index].kind not in kinds:
+        if len(group) >= ROUND:
+            more = set(group)
+            while len(more) - len(group) < many and (near := wanted(more)):
+                more.update(near)
+            if len(more) > len(group) and not problem(graph, more, sizes, chip):
+                group, many, changed = more, 2 * len(more), True
                 continue
+        for index in wanted(group)[:MAX_TRIED]:
             if not problem(graph, group | {index}, sizes, chip):
                 group.add(index)
                 changed = True

@@ -6,7 +6,9 @@ of each tile takes its overhead and its arithmetic in cache, and the tensors tha
 for a tile waits for its operands before anything else is done with it. Threads share both.
 
 The numbers are inputs (:class:`Cpu`); :func:`measure_cpu` finds them in a second or two, on nothing but single calls.
-Covered are graphs of element-wise operators, the chains that fusion is measured on.
+Covered are graphs of element-wise operators, the chains that fusion is measured on. Within 25 % of what was measured
+are processor times of one thread with fresh results (``time.thread_time``). Unfused runs with ``out=`` were off by up
+to 35 %, wall time on a shared machine by up to 96 %: take those for an order of magnitude.
 """
 
 from __future__ import annotations
@@ -198,6 +200,22 @@ def _arrays(kernel: Kernel, instruction: Instruction) -> int:
     return len({(slot.kind, slot.ref) for slot in slots if slot.kind != "imm"})
 
 
+def _elements_s(
+    calls: Iterable[str],
+    dtype: str,
+    cached: list[np.ndarray[Any, Any]],
+    call_s: float,
+    timed: Callable[[Callable[[], Any], int], float],
+) -> dict[tuple[str, str], float]:
+    """Time an element of each call in cache, its overhead taken off."""
+    found = {}
+    for name in dict.fromkeys(calls):
+        ufunc = getattr(np, name)
+        spent = timed(partial(ufunc, *cached[: ufunc.nin], out=cached[2]), 20)
+        found[name, dtype] = max(spent - call_s, 0.0) / CACHED_ELEMENTS
+    return found
+
+
 def measure_cpu(
     calls: Iterable[str],
     dtype: str = "fp32",
@@ -235,12 +253,7 @@ def measure_cpu(
         return min(times)
 
     call_s = timed(lambda: np.add(tiny[0], tiny[1], out=tiny[2]), 500)
-    element_s = {}
-    for name in dict.fromkeys(calls):
-        ufunc = getattr(np, name)
-        operands = cached[: ufunc.nin]
-        spent = timed(partial(ufunc, *operands, out=cached[2]), 20)
-        element_s[name, dtype] = max(spent - call_s, 0.0) / CACHED_ELEMENTS
+    element_s = _elements_s(calls, dtype, cached, call_s, timed)
     zero = np.zeros_like(cached[0])
     apart = timed(lambda: np.add(cached[0], zero, out=cached[2]), 20)
     in_place = timed(lambda: np.add(cached[0], zero, out=cached[0]), 20)

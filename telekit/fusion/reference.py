@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 
 import numpy as np
 
-from telekit.fusion.compute import UFUNCS, Array, bind, check_index, product, reduce
+from telekit.fusion.compute import UFUNCS, Array, bind, check_index, check_named, product, reduce
 from telekit.fusion.graph import Graph, Node
 from telekit.fusion.ops import OPS, numpy_dtype, scalar
 
@@ -42,7 +43,9 @@ def run_unfused(
         Inputs that do not fit; an index out of bounds; the largest of nothing.
     """
     wanted = {name: (node.shape, node.dtype) for name, node in graph.inputs.items()}
-    shapes = graph.bind(bind(wanted, inputs, sizes or {}))
+    found = bind(wanted, inputs, {} if sizes is None else sizes)
+    check_named(found, graph.symbols())
+    shapes = graph.bind(found)
     live = graph.live()
     last = {source: node.index for node in graph.nodes if node.index in live for source in node.inputs}
     kept = set(graph.outputs.values())
@@ -85,6 +88,8 @@ def _apply(
             return product(operands[0], operands[1]).astype(dtype, copy=False)
         case _:
             axis = node.attrs["axis"]
+            if not prod(shape):
+                return np.empty(shape, dtype)  # as the machine: rows of nothing are not looked for
             check_index(operands[1], operands[0].shape[axis])
             return np.asarray(np.take(operands[0], operands[1], axis=axis))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from telekit.fusion.instructions import Instruction, Slot
+from telekit.fusion.instructions import Instruction, Slot, base
 from telekit.fusion.ops import numpy_dtype
 
 # These read and write element by element, so that the result may take the place of an operand.
@@ -14,12 +14,12 @@ def allocate(slots: list[Slot], code: list[Instruction]) -> None:
     last: dict[int, int] = {}
     for place, instruction in enumerate(code):
         for source in instruction.sources:
-            last[_base(slots, source)] = place
+            last[base(slots, source)] = place
     free: list[tuple[object, int]] = []  # what it held last (axes and item size), and its number
     count = 0
     for place, instruction in enumerate(code):
         number = -1
-        ending = [b for b in {_base(slots, s) for s in instruction.sources} if last[b] == place]
+        ending = [b for b in {base(slots, s) for s in instruction.sources} if last[b] == place]
         ending = [b for b in ending if slots[b].kind == "reg"]
         target = slots[instruction.dst]
         if target.kind == "reg":
@@ -31,12 +31,6 @@ def allocate(slots: list[Slot], code: list[Instruction]) -> None:
                 count = max(count, number + 1)
             slots[instruction.dst] = target._replace(ref=number)
         free += [(_like(slots[b]), slots[b].ref) for b in sorted(ending) if slots[b].ref != number]
-
-
-def _base(slots: list[Slot], slot: int) -> int:
-    while slots[slot].kind == "alias":
-        slot = slots[slot].ref
-    return slot
 
 
 def _like(slot: Slot) -> object:

@@ -22,6 +22,13 @@ from telekit.units import format_bytes, format_seconds
 
 METHODS = ("auto", "patterns", "merging", "program")
 Groups = tuple[tuple[int, ...], ...]
+_Gain = tuple[float, int, int, tuple[int, ...]]  # seconds saved, places of two groups, the two as one
+MANY = 64
+"""Above so many groups, merging takes many pairs in one step."""
+NEAR = 16
+"""Of the groups that read one tensor, how many that follow each are tried with it."""
+MAX_WORK = 250_000
+"""Operators that merging may price, all groups it tries together: some seconds; then it answers with what it has."""
 
 
 @dataclass(frozen=True)
@@ -144,9 +151,11 @@ class _Prices:
     def __init__(self, graph: Graph, sizes: Mapping[str, int], target: Target) -> None:
         self.graph, self.sizes, self.target = graph, sizes, target
         self.known: dict[tuple[int, ...], KernelCost | None] = {}
+        self.work = 0  # operators of all groups that were priced
 
     def kernel(self, group: tuple[int, ...]) -> KernelCost | None:
         if group not in self.known:
+            self.work += len(group)
             try:
                 self.known[group] = kernel_cost(self.graph, group, self.sizes, self.target)
             except InputError:
@@ -179,28 +188,58 @@ def _merged(prices: _Prices, start: Groups) -> Groups:
 
 
 def _merge(prices: _Prices, groups: Groups) -> Groups:
+    """Merge until nothing gains; many pairs at a time while there are many groups, the best pair alone after that."""
     refused: set[tuple[int, ...]] = set()
-    while True:
-        gains = []
-        for a, b in _neighbours(prices.graph, groups):
-            union = tuple(sorted(groups[a] + groups[b]))
-            if union in refused:
-                continue
-            old, new = [prices.kernel(groups[a]), prices.kernel(groups[b])], prices.kernel(union)
-            if new is None:
-                refused.add(union)
-                continue
-            saved = sum(k.device_s for k in old if k) - new.device_s
-            if saved > 0 or _host_bound(prices, groups):
-                gains.append((saved, a, b, union))
-        for _, a, b, union in sorted(gains, reverse=True):
-            made = (*(g for i, g in enumerate(groups) if i not in (a, b)), union)
-            if prices.goal(made) < prices.goal(groups) and not cycle(prices.graph, made):
-                groups = made
-                break
-            refused.add(union)
-        else:
+    while gains := _gains(prices, groups, refused):
+        step = _together(prices, groups, gains) if len(groups) > MANY else None
+        step = step or _first(prices, groups, gains, refused)
+        if step is None or prices.work > MAX_WORK:
             return groups
+        groups = step
+    return groups
+
+
+def _gains(prices: _Prices, groups: Groups, refused: set[tuple[int, ...]]) -> list[_Gain]:
+    """Pairs of groups that are one kernel and gain by it, best first; others are noted as refused."""
+    host_bound, found = _host_bound(prices, groups), list[_Gain]()
+    for a, b in _neighbours(prices.graph, groups):
+        union = tuple(sorted(groups[a] + groups[b]))
+        if union in refused or prices.work > MAX_WORK:
+            continue
+        old, new = [prices.kernel(groups[a]), prices.kernel(groups[b])], prices.kernel(union)
+        if new is None:
+            refused.add(union)
+            continue
+        saved = sum(k.device_s for k in old if k) - new.device_s
+        if saved > 0 or host_bound:
+            found.append((saved, a, b, union))
+    return sorted(found, reverse=True)
+
+
+def _together(prices: _Prices, groups: Groups, gains: list[_Gain]) -> Groups | None:
+    """Merge as many pairs as do not overlap, if that is a gain and nothing waits for itself."""
+    busy, unions = set[int](), list[tuple[int, ...]]()
+    for _, a, b, union in gains:
+        if a not in busy and b not in busy:
+            busy |= {a, b}
+            unions.append(union)
+    made = (*(g for i, g in enumerate(groups) if i not in busy), *unions)
+    better = prices.goal(made) < prices.goal(groups) and not cycle(prices.graph, made)
+    return made if better else None
+
+
+def _first(
+    prices: _Prices, groups: Groups, gains: list[_Gain], refused: set[tuple[int, ...]]
+) -> Groups | None:
+    """Merge the first pair that shortens the step and waits for nothing that waits for it."""
+    now = prices.goal(groups)
+    for _, a, b, union in gains:
+        made = (*(g for i, g in enumerate(groups) if i not in (a, b)), union)
+        if prices.goal(made) < now and not cycle(prices.graph, made):
+            return made
+        prices.work += len(groups)
+        refused.add(union)
+    return None
 
 
 def _host_bound(prices: _Prices, groups: Groups) -> bool:
@@ -209,14 +248,14 @@ def _host_bound(prices: _Prices, groups: Groups) -> bool:
 
 
 def _neighbours(graph: Graph, groups: Groups) -> list[tuple[int, int]]:
-    """Pairs of groups of which one reads the other, or that read one tensor."""
+    """Pairs of groups of which one reads the other, or that read one tensor (of many readers, each the next few)."""
     home = {i: place for place, group in enumerate(groups) for i in group}
     found: set[tuple[int, int]] = set()
     for source, readers in enumerate(graph.consumers()):
         if graph.nodes[source].shape == () and source not in home:
             continue
         near = sorted({home[i] for i in (source, *readers) if i in home})
-        found |= {(a, b) for n, a in enumerate(near) for b in near[n + 1 :]}
+        found |= {(a, b) for n, a in enumerate(near) for b in near[n + 1 : n + 1 + NEAR]}
     return sorted(found)
 
 

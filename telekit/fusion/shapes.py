@@ -147,7 +147,10 @@ def _gather(operands: Operands, attrs: Mapping[str, Any]) -> Made:
     (shape, dtype), (index, kind) = operands
     if kind not in INTEGERS:
         raise ShapeError(kind, "an index is of whole numbers", "int64")
-    (axis,) = _axes(attrs.get("axis", 0), len(shape))
+    axes = _axes(attrs.get("axis", 0), len(shape))
+    if len(axes) != 1:
+        raise ShapeError(attrs["axis"], "a gather is along one axis", "0")
+    (axis,) = axes
     return _short((*shape[:axis], *index, *shape[axis + 1 :])), dtype, {"axis": axis}
 
 

@@ -188,6 +188,33 @@ def cross_entropy(dtype: str = "bf16") -> Graph:
     return graph
 
 
+def cross_entropy_largest(dtype: str = "bf16") -> Graph:
+    """Largest logit of each token, of a vocabulary that is split: what is all-reduced first."""
+    graph = Graph("cross-entropy-largest")
+    graph.output(graph.input("logits", ("T", "V"), dtype).cast("fp32").max(-1, keepdims=True), "largest")
+    return graph
+
+
+def cross_entropy_sum(dtype: str = "bf16") -> Graph:
+    """Exponentials less the largest logit of all parts, and their sum: what is all-reduced second."""
+    graph = Graph("cross-entropy-sum")
+    logits, largest = graph.input("logits", ("T", "V"), dtype), graph.input("largest", ("T", 1), "fp32")
+    raised = (logits.cast("fp32") - largest).exp()
+    graph.output(raised, "raised")
+    graph.output(raised.sum(-1, keepdims=True), "total")
+    return graph
+
+
+def cross_entropy_end(dtype: str = "bf16") -> Graph:
+    """Loss and softmax from the sum of all parts; ``target`` is less the largest logit already."""
+    graph = Graph("cross-entropy-end")
+    raised = graph.input("raised", ("T", "V"), "fp32")
+    total, target = (graph.input(name, ("T", 1), "fp32") for name in ("total", "target"))
+    graph.output(total.log() - target, "loss")
+    graph.output((raised / total).cast(dtype), "softmax")
+    return graph
+
+
 def cross_entropy_backward(dtype: str = "bf16") -> Graph:
     """Gradient of the logits, softmax times the loss's gradient, but for the label's 1, which a scatter takes off."""
     graph = Graph("cross-entropy-backward")

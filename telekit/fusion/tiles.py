@@ -106,7 +106,8 @@ class Tiles:
         ]
         self.wide: dict[int, Array] = {}
         self.steps = [self._step(instruction, fixed) for instruction in code]
-        self.buffers = self._registers()
+        sizes_bytes = register_bytes(self.slots, code, block)
+        self.buffers = {ref: np.empty(size, np.uint8) for ref, size in sizes_bytes.items()}
         self.frames: dict[tuple[int, ...], list[Any]] = {}
 
     def run(self, numbers: Iterable[int]) -> None:
@@ -140,15 +141,6 @@ class Tiles:
             part[axis] = slice(start, stop)
             extent.append(stop - start)
         return part, tuple(extent)
-
-    def _registers(self) -> dict[int, Array]:
-        sizes: dict[int, int] = {}
-        for i in self.used:
-            slot = self.slots[i]
-            if slot.kind == "reg":
-                size = prod(_shape(slot.axes, self.block)) * numpy_dtype(slot.dtype).itemsize
-                sizes[slot.ref] = max(sizes.get(slot.ref, 0), size)
-        return {ref: np.empty(size, np.uint8) for ref, size in sizes.items()}
 
     def _frame(self, extent: tuple[int, ...]) -> list[Any]:
         """Operands of tiles of one shape; views that move are filled in tile by tile."""
@@ -207,6 +199,19 @@ class Tiles:
         out[...] = np.matmul(a.astype(np.float32), b.astype(np.float32, copy=False))
 
 
+def register_bytes(
+    slots: Sequence[Slot], code: Sequence[Instruction], block: Sequence[int]
+) -> dict[int, int]:
+    """Bytes of each register of a section, for tiles of this size: as its widest use needs."""
+    sizes_bytes: dict[int, int] = {}
+    for i in _used(slots, code):
+        slot = slots[i]
+        if slot.kind == "reg":
+            size = prod(_shape(slot.axes, block)) * numpy_dtype(slot.dtype).itemsize
+            sizes_bytes[slot.ref] = max(sizes_bytes.get(slot.ref, 0), size)
+    return sizes_bytes
+
+
 def _used(slots: Sequence[Slot], code: Sequence[Instruction]) -> list[int]:
     """Slots that a section names, an alias after what it is an alias of."""
     found = {i for instruction in code for i in (instruction.dst, *instruction.sources)}
@@ -242,6 +247,8 @@ def _finish(total: Total, _: Array, out: Array) -> None:
 
 
 def _take(axis: int, source: Array, index: Array, out: Array) -> None:
+    if not out.size:
+        return
     check_index(index, source.shape[axis])
     np.take(
         source, index, axis=axis, out=out, mode="clip"

@@ -18,7 +18,7 @@ from telekit.cluster.config import Device
 from telekit.errors import InputError, Problem, bad
 from telekit.fusion.graph import Graph
 from telekit.fusion.kernels import Fusion
-from telekit.fusion.legality import OnChip, fit, levels, on_chip
+from telekit.fusion.legality import OnChip, fit, leaving, levels, on_chip
 
 KINDS = ("element", "reduce", "transpose", "gather", "gemm")
 """Kinds of kernels, by the operator that decides how its memory is reached; the later one of two counts."""
@@ -232,7 +232,7 @@ def kernel_cost(graph: Graph, group: Iterable[int], sizes: Mapping[str, int], ta
     """
     fitted = fit(graph, group, sizes, target.chip)
     members = tuple(sorted(set(group) & graph.live()))
-    times_read = reads(graph, members, levels(graph, members, fitted.kernel) if fitted.passes > 1 else {})
+    times_read = reads(graph, members, levels(graph, members) if fitted.passes > 1 else {})
     read = sum(count * _read_bytes(graph, source, members, sizes) for source, count in times_read.items())
     written = sum(graph.node_bytes(i, sizes) for i in leaving(graph, members))
     flops = {True: 0, False: 0}
@@ -267,25 +267,16 @@ def cost(
     return FusionCost(count, device_s, host_s(count, target.host_launch_s), kernels)
 
 
-def leaving(graph: Graph, members: Iterable[int]) -> list[int]:
-    """Operators of a group whose values leave it."""
-    inside, readers, live = set(members), graph.consumers(), graph.live()
-    outputs = set(graph.outputs.values())
-    return [
-        i for i in sorted(inside) if i in outputs or any(r in live and r not in inside for r in readers[i])
-    ]
-
-
 def reads(graph: Graph, members: tuple[int, ...], level: Mapping[int, int]) -> dict[int, int]:
     """How often a kernel reads each value from outside.
 
-    ``level`` says, for a kernel of several passes, how many reductions lie on the way to each operator: pass k makes
-    the reductions of level k, from all that they need; the last one makes the rest. Empty for one pass.
+    ``level`` says, for a kernel of several passes, which of them makes each reduction, from all that it needs
+    (:func:`telekit.fusion.legality.levels`); the last one makes the rest. Empty for one pass.
     """
     inside = set(members)
     nodes = graph.nodes
     count: dict[int, int] = {}
-    reduced = {i for i in members if nodes[i].kind == "reduce" and level.get(i)}
+    reduced = set(level)
     goals = [{i for i in reduced if level[i] == k} for k in sorted({level[i] for i in reduced})]
     last = set(leaving(graph, members)) - reduced
     for wanted in [*goals, last] if last or not goals else goals:

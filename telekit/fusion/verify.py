@@ -26,6 +26,7 @@ from telekit.fusion.instructions import (
     Kernel,
     Slot,
     Tensor,
+    base,
 )
 from telekit.fusion.ops import FLOATS, INTEGERS, numpy_dtype
 from telekit.fusion.shapes import MAX_RANK
@@ -106,6 +107,7 @@ class _KernelCheck:
         self.demand(
             all(a < len(kernel.axes) for a in kernel.loop), kernel.loop, "looped axes are axes of the kernel"
         )
+        self.demand(bool(kernel.body), "no instruction", "a kernel has instructions for each tile")
         for number, slot in enumerate(kernel.slots):
             self.where = f"{name} slot {number}"
             self._slot(number, slot)
@@ -136,14 +138,14 @@ class _KernelCheck:
                 )
             case "alias":
                 self.demand(slot.ref < number, slot.ref, "an alias is of an earlier slot")
-                base = self.kernel.slots[slot.ref]
+                base_slot = self.kernel.slots[slot.ref]
                 self.demand(
-                    base.kind in ("view", "reg", "alias"), base.kind, "an alias is of a view or register"
+                    base_slot.kind in ("view", "reg"), base_slot.kind, "an alias is of a view or register"
                 )
-                fits = sorted(slot.perm) == list(range(len(base.axes))) and slot.dtype == base.dtype
+                fits = sorted(slot.perm) == list(range(len(base_slot.axes))) and slot.dtype == base_slot.dtype
                 self.demand(fits, slot.perm, "a permutation of the axes of its slot")
                 self.demand(
-                    slot.axes == tuple(base.axes[i] for i in slot.perm), slot.axes, "axes in that order"
+                    slot.axes == tuple(base_slot.axes[i] for i in slot.perm), slot.axes, "axes in that order"
                 )
 
     def _instruction(self, instruction: Instruction, body: bool, place: int) -> None:
@@ -170,8 +172,7 @@ class _KernelCheck:
         self._write(instruction.dst, dst, body)
 
     def _readable(self, number: int) -> None:
-        while self.kernel.slots[number].kind == "alias":
-            number = self.kernel.slots[number].ref
+        number = base(self.kernel.slots, number)
         slot = self.kernel.slots[number]
         match slot.kind:
             case "reg":

@@ -221,7 +221,7 @@ def test_sizes_are_bounded_before_anything_is_allocated():
     wide = graph.input("x", (1,)).broadcast((2**40,))
     e = wide.exp()
     graph.output(((e / e.sum()) * e).sum(), "y")
-    with pytest.raises(InputError, match="a tile takes at most"):
+    with pytest.raises(InputError, match="registers and accumulators take at most"):
         run(
             encode(graph, Fusion.whole(graph)),
             {"x": np.ones(1, np.float32)},

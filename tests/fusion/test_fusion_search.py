@@ -200,3 +200,20 @@ def test_the_answer_is_plain_data():
     assert found["fused"]["launches"] == 1 and found["unfused"]["launches"] == 8
     assert found["proof"]["proved"] is True
     assert found["gain"] == pytest.approx(found["unfused"]["step_s"] / found["fused"]["step_s"])
+
+
+def test_a_long_chain_and_a_tensor_of_many_readers_are_answered():
+    """In proportion to their length: one kernel each, as every step of the chain and every second read is saved."""
+    target = Target("device", 1e12, OnChip(1 << 20, "test"), gap_s=1e-6)
+    chain, broom = Graph("chain"), Graph("broom")
+    value = chain.input("x", ("N",))
+    for _ in range(1000):
+        value = value.exp()
+    chain.output(value, "y")
+    x = broom.input("x", ("N",))
+    for i in range(300):
+        broom.output(x.exp(), f"y{i}")
+    for graph, moved in ((chain, 2), (broom, 301)):
+        found = search(graph, {"N": 1 << 20}, target)
+        assert len(found.fusion.groups) == 1
+        assert found.cost.moved_bytes == moved * 4 * (1 << 20)

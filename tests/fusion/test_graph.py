@@ -93,7 +93,7 @@ X = record("x", "input", shape=["N"])
         (7, "a list of records"),
         ([X, record("a", "exp", 3)], "a list of names"),
         ([record("c", "constant")], "a constant has a value"),
-        ([record("c", "constant", value="many")], "no such dtype"),
+        ([record("c", "constant", value="many")], "a constant is numbers"),
         ([record("c", "constant", value=1.0, dtype="fp8")], "no such dtype"),
         ([record("c", "constant", value=[[1.0], [1.0, 2.0]])], "a constant is numbers"),
         ([record("x", "input", shape=["N", -1])], "a size is a name or a whole number"),
@@ -103,7 +103,7 @@ X = record("x", "input", shape=["N"])
         ([record("x", "input", shape=[2**41])], "a size is a name or a whole number"),
         ([record("x", "input", shape=[1] * 9)], "at most 8 axes"),
         ([record("x", "input", shape=[1], dtype="float")], "no such dtype"),
-        ([record("", "input", shape=[1])], "1 to 200 printable characters"),
+        ([record("", "input", shape=[1])], "1 to 200 bytes of printable"),
     ],
 )
 def test_records_that_are_refused(records, said):

@@ -39,7 +39,7 @@ def test_the_listing_of_rms_norm():
     assert lines[8:] == [
         "multiply.bf16 r0[i,j] <- t0[i,j], t0[i,j]",
         "mean.bf16 r1[i,1] <- r0[i,j]",
-        "add.bf16 r1[i,1] <- r1[i,1], 9.98378e-07",
+        "add.bf16 r1[i,1] <- r1[i,1], 9.98377799987793e-07",
         "sqrt.bf16 r1[i,1] <- r1[i,1]",
         "reciprocal.bf16 r1[i,1] <- r1[i,1]",
         "multiply.bf16 r0[i,j] <- t0[i,j], r1[i,1]",

@@ -11,7 +11,7 @@ from telekit.fusion.bytecode import encode
 from telekit.fusion.graph import Graph
 from telekit.fusion.kernels import Fusion
 from telekit.fusion.machine import Machine, run
-from telekit.fusion.ops import numpy_dtype
+from telekit.fusion.ops import numpy_dtype, scalar
 from telekit.fusion.reference import run_unfused
 
 SMALL = Machine(cache_bytes=256, threads=1, least_elements=4)  # many tiles even of small tensors
@@ -244,3 +244,25 @@ def test_a_size_that_no_input_shows_is_asked_for():
         run(program, {"x": one})
     with pytest.raises(InputError, match=r"here \(2,\)"):
         run(encode(chain(2), Fusion.whole(chain(2))), {"x": one, "y": one}, {"N": 2})
+
+
+def test_minus_zero_stays_minus_zero_whatever_ran_before():
+    """0.0 == -0.0, but x / -0.0 is minus infinity: a constant is known by its bits."""
+    for first in (0.0, -0.0):
+        graph = Graph("zeros")
+        x = graph.input("x", ("N",))
+        graph.output(x / first, "first")
+        graph.output(x / -first, "second")
+        graph.output(x.relu(), "third")
+        got = run(encode(graph, Fusion.whole(graph)), {"x": np.ones(2, np.float32)})
+        sign = np.copysign(1.0, first)
+        assert (got["first"] == sign * np.inf).all() and (got["second"] == -sign * np.inf).all()
+    assert scalar(float("nan"), "fp32") is scalar(float("nan"), "fp32")  # one entry, though NaN is not NaN
+
+
+@pytest.mark.parametrize(
+    "field", [{"threads": -1}, {"threads": 2.5}, {"cache_bytes": None}, {"elements": True}]
+)
+def test_a_machine_is_checked(field):
+    with pytest.raises(InputError, match="must be a whole number from"):
+        Machine(**field)

@@ -62,8 +62,10 @@ def test_what_no_graph_is_known_for_is_named(job):
 def test_the_head_is_a_norm_and_the_loss(job):
     assert [s.name for s in head_stretches(job.model, job.train, job.layout)] == [
         "final_norm",
+        *(("cross_entropy_largest", "cross_entropy_sum") if job.layout.tp > 1 else ()),
         "cross_entropy",
     ]
+    assert job.layout.tp > 1  # then two all-reduces lie between, which no kernel spans
 
 
 def test_launches_are_counted_by_hand(found):

@@ -127,3 +127,25 @@ def test_all_faults_of_a_target_are_listed():
 def test_sizes_must_be_given():
     with pytest.raises(InputError, match="every named size"):
         cost(chain(2), Fusion.whole(chain(2)), {}, PLAIN)
+
+
+def softmax_with(*sums):
+    graph = Graph("softmax")
+    x = graph.input("x", ("T", "H"))
+    raised = (x - x.max(-1, keepdims=True)).exp()
+    made = raised / raised.sum(-1, keepdims=True)
+    graph.output(made, "y")
+    for name, value in (("of_y", made), ("of_x", x)):
+        if name in sums:
+            graph.output(value.sum(0), name)
+    return graph
+
+
+@pytest.mark.parametrize("sums", [(), ("of_y",), ("of_x",), ("of_y", "of_x")])
+def test_a_sum_over_rows_takes_part_in_a_pass_and_needs_none_of_its_own(sums):
+    """Softmax of a row that does not fit: largest, sum, result: three reads, whatever is added up over rows beside."""
+    graph, sizes = softmax_with(*sums), {"T": 512, "H": 4096}
+    found = cost(graph, Fusion.whole(graph), sizes, Target("device", 1e12, OnChip(4096, "narrow"))).kernels[0]
+    assert found.passes == 3
+    assert found.read_bytes == 3 * 4 * 512 * 4096
+    assert found.written_bytes == 4 * 512 * 4096 + len(sums) * 4 * 4096
