@@ -1,171 +1,31 @@
-"""Packed batches of the chapter: documents under a reader's hands, what they take, and published numbers."""
+"""Packed batches of the chapter as tables: the documents, policies on them, and published numbers beside ours."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from functools import lru_cache
 
-import numpy as np
-from numpy.typing import NDArray
-
-from telekit.cluster.config import load_cluster
-from telekit.cost.packing_gain import llama_like, packing_gain, setting_of, telechat3_36b
-from telekit.job import Job
-from telekit.layout.config import ParallelConfig
-from telekit.model.huggingface import load_model
+from telekit.cost.packing_gain import packing_gain, telechat3_36b
 from telekit.packing.balance import lower_bound
 from telekit.packing.context import HOWS, split
-from telekit.packing.gain import ROOM, Gain, Setting, gain, part_of
-from telekit.packing.pack import Packed, by_work, concatenate
-from telekit.packing.policies import BY_WORK, ORDERED, arrange
-from telekit.training.config import TrainConfig
-from telekit.training.documents import LengthDistribution, distribution, shares_below
+from telekit.packing.gain import Gain, gain
+from telekit.packing.policies import BY_WORK, ORDERED
+from telekit.training.documents import shares_below
+from telekit.ui.packed import Documents, Shape, arranged, batch, standing
 from telekit.ui.tables import Table
+from telekit.validation.packing import PublishedRow, packing_rows
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-
-REAL, CHATS = "real (WLB-LLM's)", "chats (LMSYS)"
-DOCUMENTS = (REAL, CHATS, "lognormal", "short and long", "uniform", "all alike")
-"""Documents that the chapter offers: two of published lengths, four made up."""
-LONG = 65536
-"""Tokens of a long document where there are short and long ones."""
-LAYERS = 32
-
-
-@dataclass(frozen=True)
-class Documents:
-    """Documents of one kind.
-
-    Attributes
-    ----------
-    kind : str
-        One of :data:`DOCUMENTS`.
-    typical : int
-        Tokens of a typical one, where they are made up: the median, the short ones, the mean, all.
-    long_share : float
-        Share of the documents that are long, where there are short and long ones.
-    """
-
-    kind: str = REAL
-    typical: int = 2048
-    long_share: float = 0.02
-
-    @property
-    def lengths(self) -> LengthDistribution:
-        """Their lengths."""
-        made: dict[str, tuple[str, dict[str, float]]] = {
-            REAL: ("wlb-llm", {}),
-            CHATS: ("lmsys-chat", {}),
-            "lognormal": ("lognormal", {"median": self.typical}),
-            "uniform": ("uniform", {"longest": 2 * self.typical - 1}),
-            "all alike": ("constant", {"length": self.typical}),
-            "short and long": (
-                "bimodal",
-                {"short": self.typical, "long": LONG, "long_share": self.long_share},
-            ),
-        }
-        name, parameters = made[self.kind]
-        return distribution(name, **parameters)
-
-
-@lru_cache(maxsize=256)
-def setting(
-    hidden: int, seq_len: int, dp: int, pp: int = 1, micro_batches: int = 4, in_layers: bool = False
-) -> Setting:
-    """Make the setting of a dense model of 32 layers with Llama's proportions on H100: 1F1B, no TP, no CP.
-
-    ``in_layers``: ranks meet in every layer, as those of an expert group do.
-    """
-    train = TrainConfig(seq_len=seq_len, global_batch=dp * micro_batches)
-    cluster = load_cluster({"device": "h100", "devices": dp * pp})
-    model = load_model(llama_like(LAYERS, hidden))
-    found = setting_of(Job(model, cluster, train, ParallelConfig(pp=pp, dp=dp)))
-    return replace(found, plan=replace(found.plan, meets="layer")) if in_layers else found
+BATCHES = 100
+"""Global batches of TeleChat3-36B that the chapter states gains over."""
+LENGTHS = (8192, 32768, 131072)
+"""Tokens of a sample that its layout is run with."""
 
 
 @lru_cache(maxsize=64)
-def batch(documents: Documents, seq_len: int, samples: int, number: int = 0) -> Packed:
-    """One global batch of documents laid end to end and cut into samples; ``number`` seeds the draw."""
-    lengths = documents.lengths
-    count = int(1.3 * samples * seq_len / lengths.mean) + 64
-    drawn = lengths.sample(count, number)
-    while drawn.sum() < samples * seq_len:
-        count *= 2
-        drawn = lengths.sample(count, number)
-    return part_of(concatenate(drawn, seq_len, drop_last=True), 0, samples)
-
-
-@dataclass(frozen=True)
-class Arranged:
-    """A global batch under one policy.
-
-    Attributes
-    ----------
-    packed : Packed
-        Its samples.
-    rank : array (ranks, micro_batches)
-        Samples of each rank, in the order it runs them.
-    attention_s, rest_s : arrays (samples,)
-        Seconds of attention, and of all else; both passes.
-    """
-
-    packed: Packed
-    rank: Ints
-    attention_s: Floats
-    rest_s: Floats
-
-    @property
-    def sample_s(self) -> Floats:
-        """Seconds of each sample."""
-        return self.attention_s + self.rest_s
-
-    @property
-    def rank_s(self) -> Floats:
-        """Seconds of each rank (ranks,)."""
-        return np.asarray(self.sample_s[self.rank].sum(axis=1))
-
-    @property
-    def waiting(self) -> float:
-        """Share of the time of the slowest rank that a rank waits, on average."""
-        return float(1 - self.rank_s.mean() / self.rank_s.max())
-
-
-def arranged(one: Packed, of: Setting, policy: str) -> Arranged:
-    """Arrange a batch on ranks that meet once a step, one stage."""
-    if policy == BY_WORK:
-        most = int(ROOM * one.seq_len)
-        one = by_work(one.lengths, most, one.samples, of.work.seconds, carry_over=True)
-    attention = np.asarray(one.per_sample(np.add(*of.work.mixing_s(one.lengths))), np.float64)
-    rest: Floats = of.work.token_s * one.tokens.astype(np.float64)
-    rank = arrange(policy, attention + rest, of.ranks, of.micro_batches)[..., 0]
-    return Arranged(one, rank, attention, rest)
-
-
-@lru_cache(maxsize=512)
-def gained(
-    documents: Documents,
-    policies: tuple[str, ...],
-    hidden: int,
-    seq_len: int,
-    dp: int,
-    pp: int,
-    micro_batches: int,
-    in_layers: bool = False,
-    batches: int = 6,
+def telechat_gain(
+    documents: Documents, policy: str = "balanced", seq_len: int = 8192, batches: int = 10
 ) -> Gain:
-    """Compare policies on the same batches."""
-    found = setting(hidden, seq_len, dp, pp, micro_batches, in_layers)
-    return gain(found, documents.lengths, policies, batches)
-
-
-@lru_cache(maxsize=64)
-def telechat_gain(documents: Documents, policy: str, seq_len: int = 8192, batches: int = 10) -> Gain:
     """Gain of one policy in TeleChat3-36B's published layout, or the same stretched to longer sequences."""
     return packing_gain(telechat3_36b(seq_len), documents.lengths, policies=(policy,), batches=batches)
-
-
-# --- tables -------------------------------------------------------------------------------------------------
 
 
 def documents_by_length() -> Table:
@@ -190,29 +50,29 @@ def context_splits(lengths: tuple[int, ...] = (4, 12), cp: int = 2) -> Table:
     return Table(f"documents {list(lengths)} over {cp} context ranks", header, tuple(rows))
 
 
-def policies_compared(
-    hidden: int = 4096, seq_len: int = 32768, dp: int = 64, micro_batches: int = 8, batches: int = 20
-) -> Table:
+def policies_compared(shape: Shape | None = None, batches: int = 20) -> Table:
     """Compare policies on the real documents: how far above the bound, and what the step gains."""
+    shape = shape or Shape(4096, 32768, 64, micro_batches=8)
     names = ("as given", "longest-first", "karmarkar-karp", "balanced", BY_WORK)
-    found = gained(Documents(), names, hidden, seq_len, dp, 1, micro_batches, batches=batches)
+    found = gain(shape.setting, Documents().lengths, names, batches)
     rows = []
     for it in found.policies:
         above = "" if it.policy == BY_WORK else f"{100 * (it.imbalance / found.lower_bound - 1).mean():.2f}%"
-        low, high = np.quantile(it.speedup, [0.05, 0.95])
+        mean, low, high = standing(it.speedup)
         row = (f"{it.imbalance.mean():.3f}", above, f"{it.waiting_share.mean():.1%}")
-        rows.append((it.policy, *row, f"{it.speedup.mean():.3f}", f"{low:.3f} to {high:.3f}"))
-    rows.append(
-        ("no assignment below", f"{found.lower_bound.mean():.3f}", "", "", f"{found.even.mean():.3f}", "")
-    )
+        rows.append((it.policy, *row, f"{mean:.3f}", f"{low:.3f} to {high:.3f}"))
+    bound = f"{found.lower_bound.mean():.3f}"
+    rows.append(("no assignment below", bound, "", "", f"{found.even.mean():.3f}", ""))
     header = ("policy", "max / mean", "over bound", "waiting", "speed-up", "5 to 95 % of batches")
-    title = f"{batches} batches of {dp} ranks x {micro_batches} samples of {seq_len:,} tokens, hidden size {hidden:,}"
-    return Table(title, header, tuple(rows))
+    title = (
+        f"{batches} batches of {shape.dp} ranks x {shape.micro_batches} samples of {shape.seq_len:,} tokens, "
+    )
+    return Table(f"{title}hidden size {shape.hidden:,}", header, tuple(rows))
 
 
 def proved(ranks: int = 4, micro_batches: int = 4, batches: int = 5, seq_len: int = 32768) -> Table:
     """Put policies beside the integer program on batches small enough to be proved."""
-    of = setting(4096, seq_len, ranks, 1, micro_batches)
+    of = Shape(4096, seq_len, ranks, 1, micro_batches).setting
     rows = []
     for number in range(batches):
         one = batch(Documents(), seq_len, ranks * micro_batches, number)
@@ -227,67 +87,67 @@ def proved(ranks: int = 4, micro_batches: int = 4, batches: int = 5, seq_len: in
 
 
 def published(batches: int = 60) -> Table:
-    """Put WLB-LLM's published figures beside ours; of a speed-up, also the error of what it gains."""
-    from telekit.validation.packing import packing_rows
-
+    """Put WLB-LLM's published figures beside ours: how far each is off, and of a speed-up how far what it gains is."""
     rows = []
     for row in packing_rows(batches):
         if row.id.startswith("wlb_") and row.published is not None and row.found is not None:
-            error = f"{row.found / row.published - 1:+.1%}"
-            gain = "" if row.gain_error is None else f"{row.gain_error:+.0%}"
-            left_open = "" if row.between is None else "{:.2f} to {:.2f}".format(*row.between)
-            figures = (row.what, f"{row.published:g}", f"{row.found:.3g}", error, gain, left_open)
-            rows.append((*figures, row.status))
-    title = f"WLB-LLM, eight configurations, {batches} batches each; reproduced: 15 %, of a speed-up what it gains"
-    header = ("figure", "published", "ours", "error", "of the gain", "by settings", "verdict")
+            off = "" if row.gain_error is None else f"{row.gain_error:+.0%}"
+            low, high = row.between or (row.found, row.found)
+            open_ = f"{low:.2f} to {high:.2f}" if high > low else ""
+            figures = (f"{row.published:g}", f"{row.found:.3f}", f"{row.error:+.1%}", off, open_)
+            what = (
+                row.what.replace("_", " ")
+                .replace("seconds of work", "seconds")
+                .replace("causal pairs", "pairs")
+            )
+            rows.append((what, *figures, _verdict(row)))
+    header = ("figure", "published", "ours", "error", "of gain", "by settings", "verdict")
+    title = f"WLB-LLM, eight configurations, {batches} batches each; near: within 15 %, of a speed-up what it gains"
     return Table(title, header, tuple(rows))
 
 
-def telechat_runs(batches: int = 40, policy: str = "balanced") -> Table:
+def _verdict(row: PublishedRow) -> str:
+    """Say a status by its direction."""
+    assert row.published is not None and row.found is not None
+    side = "too high" if row.found > row.published else "too low"
+    said = {"reproduced": "near", "falls short": side, "wrong in sign": "loss, not gain"}
+    return said.get(row.status, row.status.replace("by its", "its"))
+
+
+def telechat_runs(batches: int = BATCHES, policy: str = "balanced") -> Table:
     """Gain in TeleChat3-36B's published layout, and the same stretched to longer sequences.
 
     *Balancing* moves samples between ranks, *ordering* only orders the micro-batches of each rank's pipeline.
     """
-    rows = []
-    for seq_len in (8192, 32768, 131072):
+    columns = []
+    for seq_len in LENGTHS:
         layout = telechat3_36b(seq_len).layout
         found = telechat_gain(Documents(), policy, seq_len, batches)
         it, before = found[policy], found["as given"]
-        low, high = np.quantile(it.speedup, [0.05, 0.95])
-        ranks = (before.imbalance.mean(), it.imbalance.mean(), found.lower_bound.mean())
-        gains = (it.unordered.mean(), found[ORDERED].speedup.mean(), it.speedup.mean())
-        where = (f"{seq_len:,}", str(layout.dp), str(layout.cp))
-        last = (f"{low:.3f} to {high:.3f}", f"{found.even.mean():.3f}")
-        rows.append((*where, *(f"{x:.3f}" for x in (*ranks, *gains)), *last))
-    header = (
-        "sequence",
-        "dp",
-        "cp",
-        "before",
-        "after",
-        "bound",
-        "balancing",
-        "ordering",
-        "both",
-        "5 to 95 %",
-        "all alike",
+        gains = (it.unordered, found[ORDERED].speedup, it.speedup)
+        imbalance = (f"{each.imbalance.mean():.3f}" for each in (before, it))
+        spread = ("{:.3f} ({:.3f} to {:.3f})".format(*standing(each)) for each in gains)
+        columns.append((f"{layout.dp}, {layout.cp}", *imbalance, *spread, f"{found.even.mean():.3f}"))
+    imbalances = ("busiest / mean, as given", f"busiest / mean, {policy}")
+    gained = (
+        "speed-up by balancing",
+        "speed-up by ordering",
+        "speed-up by both",
+        "if all samples were alike",
     )
-    title = (
-        f"TP 8, PP 2, 4 micro-batches, {batches} batches; before, after, bound: busiest rank over the mean; "
-        "then times as many tokens a second"
-    )
-    return Table(title, header, tuple(rows))
+    title = f"TeleChat3-36B: TP 8, PP 2, 4 micro-batches; means of {batches} batches (5 to 95 % of them)"
+    rows = tuple(zip(("dp, cp", *imbalances, *gained), *columns, strict=True))
+    return Table(title, ("tokens of a sample", *(f"{seq_len:,}" for seq_len in LENGTHS)), rows)
 
 
 def other_methods() -> Table:
     """Count what becomes of the published rows of other methods, which lack what a model would need."""
-    from telekit.validation.packing import packing_rows
-
     rows = []
     every = packing_rows()
     for name, start in (("HBP", "hbp_"), ("FlexSP", "flexsp_"), ("ChunkFlow", "chunkflow_")):
         status = [row.status for row in every if row.id.startswith(start)]
         counts = [status.count(said) for said in ("reproduced", "consistent", "input", "left out")]
         rows.append((name, str(len(status)), *map(str, counts)))
-    header = ("method", "figures", "modelled", "agree with each other", "taken as given", "left out")
-    return Table("published figures of other methods", header, tuple(rows))
+    header = ("method", "figures", "modelled", "consistent", "inputs", "left out")
+    title = "published figures of other methods; consistent: with each other, nothing modelled"
+    return Table(title, header, tuple(rows))
