@@ -1,4 +1,4 @@
-"""Fixtures for tests that need a real page: one JupyterLab server and one Chromium for the whole session."""
+"""Fixtures: a command run in process; for tests that need a real page, one JupyterLab server and one Chromium."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from telekit.cli import main
 from telekit.ui.lab import PROMPT
 
 # how long an example takes says more about the machine than about the code
@@ -165,3 +166,17 @@ def open_notebook(lab, chromium):
     yield go
     for page in pages:
         page.close()
+
+
+@pytest.fixture
+def telekit(monkeypatch, capsys):
+    """Run a command in this process: (exit status, standard output, standard error)."""
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["telekit", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return ended.value.code or 0, out, err
+
+    return run

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from telekit import __version__
-from telekit.cli import main
 
 JOB = """
 model: deepseek-v2-lite
@@ -17,20 +16,6 @@ cluster: {device: h800, nodes: 2}
 train: {seq_len: 4096, global_batch: 256}
 layout: {pp: 2, ep: 8, recompute: selective}
 """
-
-
-@pytest.fixture
-def telekit(monkeypatch, capsys):
-    """Run a command in this process: (exit status, standard output, standard error)."""
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["telekit", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        return ended.value.code or 0, out, err
-
-    return run
 
 
 @pytest.fixture

@@ -1,28 +1,19 @@
 """``telekit dispatch``: JSON alone on standard output, one message for bad input, numbers of the package."""
 
 import json
-import sys
+from functools import partial
 
 import numpy as np
 import pytest
 
-from telekit.cli import main
 from telekit.comm.dispatch_summary import compare_dispatchers
 from telekit.comm.routing import Routing
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
-    """Run the command in this process: (exit status, standard output, standard error)."""
-
-    def command(*words):
-        monkeypatch.setattr(sys, "argv", ["telekit", "dispatch", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        return ended.value.code or 0, out, err
-
-    return command
+def run(telekit):
+    """Run this one command: (exit status, standard output, standard error)."""
+    return partial(telekit, "dispatch")
 
 
 def strict(text):

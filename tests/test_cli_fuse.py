@@ -1,26 +1,17 @@
 """``telekit fuse``: JSON alone on standard output, exit codes, one message for bad input."""
 
 import json
-import sys
+from functools import partial
 
 import pytest
 
-from telekit.cli import main
 from telekit.fusion.subgraphs import SUBGRAPHS, swiglu
 
 
 @pytest.fixture
-def fuse(monkeypatch, capsys):
-    """Run the command in this process: (exit status, standard output, standard error)."""
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["telekit", "fuse", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        return ended.value.code or 0, out, err
-
-    return run
+def fuse(telekit):
+    """Run this one command: (exit status, standard output, standard error)."""
+    return partial(telekit, "fuse")
 
 
 @pytest.mark.parametrize("name", sorted(SUBGRAPHS))

@@ -1,26 +1,17 @@
 """``telekit pipeline``: JSON alone on standard output, exit codes, one message for bad input, a trace that opens."""
 
 import json
-import sys
+from functools import partial
 
 import pytest
 
-from telekit.cli import main
 from telekit.pipeline.registry import EVERY
 
 
 @pytest.fixture
-def pipeline(monkeypatch, capsys):
-    """Run the command in this process: (exit status, standard output, standard error)."""
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["telekit", "pipeline", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        return ended.value.code or 0, out, err
-
-    return run
+def pipeline(telekit):
+    """Run this one command: (exit status, standard output, standard error)."""
+    return partial(telekit, "pipeline")
 
 
 def sizes(name, stages, micro_batches):

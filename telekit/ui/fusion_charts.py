@@ -6,6 +6,7 @@ Each chart is drawn once over named tables; beside it stands the function that m
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import altair as alt
 
@@ -124,31 +125,37 @@ def time_bars(width: int = WIDTH_PX, height: int = 240) -> alt.TopLevelMixin:
         axis=alt.Axis(tickCount=4),
         scale=alt.Scale(range=[0, width - 110]),  # the text beside the longest bar needs the rest
     )
+    said = "Time of device and host before and after fusion."
+    return stacked_bars("time", "ends", "bar", x, TIMES, ".3g").properties(
+        width=width, height=height, description=said
+    )
+
+
+def stacked_bars(parts: str, ends: str, name: str, x: alt.X, colours: Mapping[str, str], digits: str) -> Any:
+    """Bars of ``part`` in ``order``, and a text at the end of each.
+
+    Tables ``parts`` (``name``, rank, part, order, what ``x`` shows) and ``ends`` (``name``, rank, the same, text).
+    """
+    shown = str(x.shorthand)
     y = alt.Y(
-        "bar:N",
+        f"{name}:N",
         title=None,
         sort=alt.EncodingSortField("rank", op="min"),
         axis=alt.Axis(labelLimit=150, grid=False),
     )
     bars = (
-        alt.Chart(alt.NamedData("time"))
+        alt.Chart(alt.NamedData(parts))
         .mark_bar()
         .encode(
             x=x,
             y=y,
-            color=alt.Color("part:N", scale=style.scale(TIMES), legend=alt.Legend(columns=3)),
+            color=alt.Color("part:N", scale=style.scale(colours), legend=alt.Legend(columns=3)),
             order="order:Q",
-            tooltip=["bar:N", "part:N", alt.Tooltip("us:Q", format=".3g")],
+            tooltip=[f"{name}:N", "part:N", alt.Tooltip(shown, format=digits)],
         )
     )
-    text = (
-        alt.Chart(alt.NamedData("ends"))
-        .mark_text(align="left", dx=5)
-        .encode(x=alt.X("us:Q"), y=y, text="text:N")
-    )
-    return alt.layer(bars, text).properties(
-        width=width, height=height, description="Time of device and host before and after fusion."
-    )
+    text = alt.Chart(alt.NamedData(ends)).mark_text(align="left", dx=5).encode(x=shown, y=y, text="text:N")
+    return alt.layer(bars, text)
 
 
 # --- choices of kernels -------------------------------------------------------------------------------------

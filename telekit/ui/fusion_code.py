@@ -15,6 +15,7 @@ from telekit.fusion.machine import Machine, Tiling, tiling
 from telekit.fusion.ops import numpy_dtype
 from telekit.ui import style
 from telekit.ui.charts import Tables
+from telekit.ui.fusion_charts import stacked_bars
 from telekit.units import format_bytes
 
 TOUCHES = {
@@ -135,36 +136,15 @@ def tile_rows(it: Walk, tile: int) -> Tables:
 
 def tile_chart(width: int = WIDTH_PX, height: int = 250) -> alt.TopLevelMixin:
     """Draw how far the loop over tiles has come in each tensor; tables of ``tile_rows``."""
-    y = alt.Y(
-        "tensor:N",
-        title=None,
-        sort=alt.EncodingSortField("rank", op="min"),
-        axis=alt.Axis(grid=False, labelLimit=120),
-    )
     x = alt.X(
         "percent:Q",
         title="of the tensor in memory [%]",
         scale=alt.Scale(domain=[0, 100], range=[0, width - 80]),
         axis=alt.Axis(tickCount=5),
     )
-    bars = (
-        alt.Chart(alt.NamedData("tiles"))
-        .mark_bar()
-        .encode(
-            x=x,
-            y=y,
-            color=alt.Color("part:N", scale=style.scale(TILES), legend=alt.Legend(columns=3)),
-            order="order:Q",
-            tooltip=["tensor:N", "part:N", alt.Tooltip("percent:Q", format=".2f")],
-        )
-    )
-    text = (
-        alt.Chart(alt.NamedData("sizes"))
-        .mark_text(align="left", dx=5)
-        .encode(x="percent:Q", y=y, text="text:N")
-    )
-    return alt.layer(bars, text).properties(
-        width=width, height=height, description="How far the loop over tiles has come in each tensor."
+    said = "How far the loop over tiles has come in each tensor."
+    return stacked_bars("tiles", "sizes", "tensor", x, TILES, ".2f").properties(
+        width=width, height=height, description=said
     )
 
 

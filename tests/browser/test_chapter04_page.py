@@ -4,47 +4,15 @@ Times are recorded in ``test-results/latency04.json``, not asserted: a busy mach
 """
 
 import json
-import statistics
-from pathlib import Path
 
 import pytest
-from pages import clean, drawn, redrawn
+from pages import choose, clean, drawn, pace, record, redrawn
 
 from telekit.ui.known_schedules import Case, Standing, compare
 
 pytestmark = pytest.mark.browser
 
-RESULTS = Path(__file__).parents[2] / "test-results"
 NAME = "04_interleaved_pipeline.ipynb"
-MOVES = 12
-# from the key press to the moment when both charts of the first panel show the new rows
-CLOCK = """(panel) => {
-    window.latency = [];
-    if (window.clocked) return;
-    window.clocked = true; let pressed = null, left = 0;
-    document.addEventListener('keydown', () => { pressed = performance.now(); left = 2; }, true);
-    for (const figure of panel.querySelectorAll('.telekit-chart')) new MutationObserver(() => {
-        if (pressed !== null && --left === 0) window.latency.push(performance.now() - pressed);
-    }).observe(figure, { attributes: true, attributeFilter: ['data-drawn'] });
-}"""
-
-
-def choose(chapter, panel, schedule):
-    before = drawn(panel)
-    panel.get_by_role("combobox", name="schedule").select_option(schedule)
-    redrawn(chapter, panel, before)
-
-
-def pace(chapter, panel, slider):
-    """Move a slider to and fro; median of the times from key to drawing, in ms."""
-    page = chapter.page
-    page.evaluate(CLOCK, panel.element_handle())
-    panel.get_by_role("slider", name=slider, exact=True).focus()
-    for move in range(MOVES):
-        page.keyboard.press("ArrowRight" if move // 3 % 2 == 0 else "ArrowLeft")
-        page.wait_for_function("(n) => window.latency.length === n", arg=move + 1)
-        page.wait_for_timeout(100)  # one move at a time: the clock is for a change, not for a queue of them
-    return statistics.median(page.evaluate("() => window.latency"))
 
 
 def test_a_schedule_is_drawn_block_by_block(chapter, panel):
@@ -52,26 +20,24 @@ def test_a_schedule_is_drawn_block_by_block(chapter, panel):
     assert one.locator("figcaption").first.inner_text() == "1f1b ends after 33; a device idles 27.3% of it"
     blocks = one.locator(".telekit-chart").first.locator(".mark-rect path")
     assert blocks.count() == 64
-    choose(chapter, one, "zb-v")
+    choose(chapter, one, "schedule", "zb-v")
     assert one.locator("figcaption").first.inner_text() == "zb-v ends after 25.5; a device idles 5.9% of it"
     assert blocks.count() == 4 * 8 * 2 * 3
     assert one.locator(".noUi-target[disabled]").count() == 2  # no chunks to choose, no pieces
-    choose(chapter, one, "1f1b")
+    choose(chapter, one, "schedule", "1f1b")
     clean(chapter)
 
 
 def test_sliders_redraw_both_charts_and_their_latency_is_recorded(chapter, panel):
     one = panel("explorer", "One schedule, step by step")
     said = {"small": pace(chapter, one, "comm")}
-    choose(chapter, one, "zb-v")
+    choose(chapter, one, "schedule", "zb-v")
     one.get_by_role("slider", name="stages p").press("End")
     one.get_by_role("slider", name="batches m").press("End")
     one.get_by_text("zb-v ends after 775.5").wait_for()
     assert one.locator(".telekit-chart").first.locator(".mark-rect path").count() <= 900
     said["zb-v, p 16, m 256"] = pace(chapter, one, "W (weights)")
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "latency04.json").write_text(json.dumps(said, indent=1))
-    print(f"slider to redraw, median ms: {said}")
+    record("latency04", said)
     clean(chapter)
 
 

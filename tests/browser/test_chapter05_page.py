@@ -3,34 +3,12 @@
 Times are recorded in ``test-results/latency05.json``, not asserted: a busy machine is no fault of the code.
 """
 
-import json
-import statistics
-from pathlib import Path
-
 import pytest
-from pages import clean, drawn, redrawn
+from pages import choose, clean, drawn, pace, record, redrawn
 
 pytestmark = pytest.mark.browser
 
-RESULTS = Path(__file__).parents[2] / "test-results"
 NAME = "05_attention_aware_data_scheduling.ipynb"
-MOVES = 10
-# from the key press to the moment when both charts of the first panel show the new rows
-CLOCK = """(panel) => {
-    window.latency = [];
-    if (window.clocked) return;
-    window.clocked = true; let pressed = null, left = 0;
-    document.addEventListener('keydown', () => { pressed = performance.now(); left = 2; }, true);
-    for (const figure of panel.querySelectorAll('.telekit-chart')) new MutationObserver(() => {
-        if (pressed !== null && --left === 0) window.latency.push(performance.now() - pressed);
-    }).observe(figure, { attributes: true, attributeFilter: ['data-drawn'] });
-}"""
-
-
-def choose(chapter, panel, control, option):
-    before = drawn(panel)
-    panel.get_by_role("combobox", name=control, exact=True).select_option(option)
-    redrawn(chapter, panel, before)
 
 
 def test_a_batch_is_drawn_as_squares_and_triangles(chapter, panel):
@@ -49,17 +27,8 @@ def test_a_batch_is_drawn_as_squares_and_triangles(chapter, panel):
 
 
 def test_a_slider_redraws_both_charts_and_its_latency_is_recorded(chapter, panel):
-    mosaic, page = panel("mosaic", "Equal tokens, unequal work"), chapter.page
-    page.evaluate(CLOCK, mosaic.element_handle())
-    mosaic.get_by_role("slider", name="hidden size", exact=True).focus()
-    for move in range(MOVES):
-        page.keyboard.press("ArrowRight" if move // 2 % 2 == 0 else "ArrowLeft")
-        page.wait_for_function("(n) => window.latency.length === n", arg=move + 1)
-        page.wait_for_timeout(100)  # one move at a time: the clock is for a change, not for a queue of them
-    median = statistics.median(page.evaluate("() => window.latency"))
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "latency05.json").write_text(json.dumps({"mosaic": median}, indent=1))
-    print(f"slider to redraw, median ms: {median}")
+    mosaic = panel("mosaic", "Equal tokens, unequal work")
+    record("latency05", {"mosaic": pace(chapter, mosaic, "hidden size")})
     clean(chapter)
 
 

@@ -1,29 +1,11 @@
 """Chapter 6 in a real page, offline: Run All, sliders that move bars and curves, a map, a Gantt chart, a pasted log."""
 
-import json
-import statistics
-from pathlib import Path
-
 import pytest
-from pages import clean, drawn, redrawn
+from pages import captions, clean, drawn, pace, record, redrawn
 
 pytestmark = pytest.mark.browser
 
-RESULTS = Path(__file__).parents[2] / "test-results"
 NAME = "06_expert_parallel_communication.ipynb"
-MOVES = 12
-CLOCK = """(panel) => {
-    window.latency = [];
-    let pressed = null, left = 0;
-    document.addEventListener('keydown', () => { pressed = performance.now(); left = 2; }, true);
-    for (const figure of panel.querySelectorAll('.telekit-chart')) new MutationObserver(() => {
-        if (pressed !== null && --left === 0) window.latency.push(performance.now() - pressed);
-    }).observe(figure, { attributes: true, attributeFilter: ['data-drawn'] });
-}"""
-
-
-def captions(panel):
-    return panel.locator("figcaption").all_inner_texts()
 
 
 def test_a_larger_group_turns_the_gain_into_a_loss(chapter, panel):
@@ -40,17 +22,8 @@ def test_a_larger_group_turns_the_gain_into_a_loss(chapter, panel):
 
 
 def test_sliders_redraw_both_charts_and_their_latency_is_recorded(chapter, panel):
-    one, page = panel("explorer", "What a token sends, and when"), chapter.page
-    page.evaluate(CLOCK, one.element_handle())
-    one.get_by_role("slider", name="top-k", exact=True).focus()
-    for move in range(MOVES):
-        page.keyboard.press("ArrowRight" if move // 3 % 2 == 0 else "ArrowLeft")
-        page.wait_for_function("(n) => window.latency.length >= n", arg=move + 1)
-        page.wait_for_timeout(100)
-    median = statistics.median(page.evaluate("() => window.latency"))
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "latency06.json").write_text(json.dumps({"top-k": median}, indent=1))
-    print(f"slider to redraw, median ms: {median:.0f}")
+    one = panel("explorer", "What a token sends, and when")
+    record("latency06", {"top-k": pace(chapter, one, "top-k")})
     clean(chapter)
 
 

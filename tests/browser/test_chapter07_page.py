@@ -3,30 +3,12 @@
 Times are recorded in ``test-results/latency07.json``, not asserted: a busy machine is no fault of the code.
 """
 
-import json
-import statistics
-from pathlib import Path
-
 import pytest
-from pages import clean, drawn, redrawn
+from pages import captions, clean, drawn, pace, record, redrawn
 
 pytestmark = pytest.mark.browser
 
-RESULTS = Path(__file__).parents[2] / "test-results"
 NAME = "07_operator_fusion.ipynb"
-MOVES = 12
-CLOCK = """(panel) => {
-    window.latency = [];
-    let pressed = null, left = 0;
-    document.addEventListener('keydown', () => { pressed = performance.now(); left = 2; }, true);
-    for (const figure of panel.querySelectorAll('.telekit-chart')) new MutationObserver(() => {
-        if (pressed !== null && --left === 0) window.latency.push(performance.now() - pressed);
-    }).observe(figure, { attributes: true, attributeFilter: ['data-drawn'] });
-}"""
-
-
-def captions(panel):
-    return panel.locator("figcaption").all_inner_texts()
 
 
 def test_few_numbers_make_the_host_decide(chapter, panel):
@@ -40,17 +22,8 @@ def test_few_numbers_make_the_host_decide(chapter, panel):
 
 
 def test_sliders_redraw_both_charts_and_their_latency_is_recorded(chapter, panel):
-    chain, page = panel("explorer", "A chain, before and after"), chapter.page
-    page.evaluate(CLOCK, chain.element_handle())
-    chain.get_by_role("slider", name="operators a").focus()
-    for move in range(MOVES):
-        page.keyboard.press("ArrowRight" if move // 3 % 2 == 0 else "ArrowLeft")
-        page.wait_for_function("(n) => window.latency.length >= n", arg=move + 1)
-        page.wait_for_timeout(100)
-    median = statistics.median(page.evaluate("() => window.latency"))
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "latency07.json").write_text(json.dumps({"operators a": median}, indent=1))
-    print(f"slider to redraw, median ms: {median:.0f}")
+    chain = panel("explorer", "A chain, before and after")
+    record("latency07", {"operators a": pace(chapter, chain, "operators a")})
     clean(chapter)
 
 

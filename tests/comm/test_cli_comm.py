@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 
-from telekit.cli import main
 from telekit.cli.communication import read_bytes
 from telekit.cluster.config import load_cluster
 from telekit.comm.algorithms import ALGORITHMS, LIBRARIES
@@ -17,20 +15,6 @@ from telekit.comm.transfers import transfer_s
 from telekit.errors import InputError
 from telekit.layout.config import ParallelConfig
 from telekit.operators.transfers import Transfer
-
-
-@pytest.fixture
-def telekit(monkeypatch, capsys):
-    """Run a command in this process: (exit status, standard output, standard error)."""
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["telekit", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        return ended.value.code or 0, out, err
-
-    return run
 
 
 def asked(op="all-reduce", cluster="h800", devices=16, size="1GiB", *more):
