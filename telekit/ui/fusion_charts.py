@@ -126,9 +126,10 @@ def time_bars(width: int = WIDTH_PX, height: int = 240) -> alt.TopLevelMixin:
         scale=alt.Scale(range=[0, width - 110]),  # the text beside the longest bar needs the rest
     )
     said = "Time of device and host before and after fusion."
-    return stacked_bars("time", "ends", "bar", x, TIMES, ".3g").properties(
+    chart: alt.TopLevelMixin = stacked_bars("time", "ends", "bar", x, TIMES, ".3g").properties(
         width=width, height=height, description=said
     )
+    return chart
 
 
 def stacked_bars(parts: str, ends: str, name: str, x: alt.X, colours: Mapping[str, str], digits: str) -> Any:

@@ -143,9 +143,10 @@ def tile_chart(width: int = WIDTH_PX, height: int = 250) -> alt.TopLevelMixin:
         axis=alt.Axis(tickCount=5),
     )
     said = "How far the loop over tiles has come in each tensor."
-    return stacked_bars("tiles", "sizes", "tensor", x, TILES, ".2f").properties(
+    chart: alt.TopLevelMixin = stacked_bars("tiles", "sizes", "tensor", x, TILES, ".2f").properties(
         width=width, height=height, description=said
     )
+    return chart
 
 
 # --- measured -----------------------------------------------------------------------------------------------
