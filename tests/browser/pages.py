@@ -51,12 +51,12 @@ def choose(chapter, panel, control, option) -> None:
 
 
 def pace(chapter, panel, slider) -> float:
-    """Move a slider to and fro; median of the times from key to drawing, in ms. One panel of two charts a page."""
+    """Move a slider two steps to and fro; median of the times from key to drawing, in ms. One panel of two charts a page."""
     page = chapter.page
     page.evaluate(CLOCK, panel.element_handle())
     panel.get_by_role("slider", name=slider, exact=True).focus()
     for move in range(MOVES):
-        page.keyboard.press("ArrowRight" if move // 3 % 2 == 0 else "ArrowLeft")
+        page.keyboard.press("ArrowRight" if move // 2 % 2 == 0 else "ArrowLeft")
         page.wait_for_function("(n) => window.latency.length === n", arg=move + 1)
         page.wait_for_timeout(100)  # one move at a time: the clock is for a change, not for a queue of them
     return statistics.median(page.evaluate("() => window.latency"))
