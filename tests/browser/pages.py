@@ -51,7 +51,7 @@ def choose(chapter, panel, control, option) -> None:
 
 
 def pace(chapter, panel, slider) -> float:
-    """Move a slider two steps to and fro; median of the times from key to drawing, in ms. One panel of two charts a page."""
+    """Move a slider two steps to and fro; median of key to drawing, in ms. One panel of two charts a page."""
     page = chapter.page
     page.evaluate(CLOCK, panel.element_handle())
     panel.get_by_role("slider", name=slider, exact=True).focus()
