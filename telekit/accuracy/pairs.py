@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +17,7 @@ from telekit.errors import InputError, Problem
 ROW = 8192
 # Two float64 blocks are 4 MB: they stay in the last-level cache, and numpy's cost per call stays small.
 BLOCK = 32 * ROW
+KEPT = 128  # blocks between two releases of mapped pages: 128 MB of float32
 
 Floats = NDArray[np.float64]
 Array = NDArray[Any]
@@ -126,11 +129,27 @@ def flat(array: Array) -> Array:
 def blocks(*arrays: Array) -> Iterator[tuple[slice, list[Any]]]:
     """Yield slices of arrays of one shape, and those parts as float64 (complex128 for complex)."""
     rows = [flat(a) for a in arrays]
-    for start in range(0, rows[0].size, BLOCK):
+    for nth, start in enumerate(range(0, rows[0].size, BLOCK)):
         part = slice(start, min(start + BLOCK, rows[0].size))
         with np.errstate(invalid="ignore"):  # a signalling NaN complains when it is cast
             wide = [r[part].astype(np.complex128 if r.dtype.kind == "c" else np.float64) for r in rows]
         yield part, wide
+        if nth % KEPT == KEPT - 1:
+            release(*rows)
+
+
+def release(*arrays: Array) -> None:
+    """Let go of the pages of mapped files that arrays are views of; they come back when touched again.
+
+    A pass over a file larger than the memory then holds no more of it than it looks at. Other arrays stay as they are.
+    """
+    for array in arrays:
+        base = array
+        while isinstance(base, np.ndarray):
+            base = base.base  # type: ignore[assignment]
+        if isinstance(base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+            with contextlib.suppress(OSError, ValueError):
+                base.madvise(mmap.MADV_DONTNEED)
 
 
 def relative_epsilon(target: Array, golden: Array) -> float:

@@ -8,7 +8,7 @@ from math import inf, isfinite, ldexp, sqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from telekit.accuracy.pairs import BLOCK, ROW, Array, Floats, flat
+from telekit.accuracy.pairs import BLOCK, KEPT, ROW, Array, Floats, flat, release
 
 ONE_THOUSANDTH, FIVE_THOUSANDTHS = 0.001, 0.005
 _LOWEST = 1e-140  # below this a square leaves float64's normal range
@@ -95,8 +95,10 @@ class _Pass:
 
     def run(self) -> Sums:
         with np.errstate(all="ignore"):
-            for start in range(0, self.target.size, self.pair.shape[1]):
+            for nth, start in enumerate(range(0, self.target.size, self.pair.shape[1])):
                 self._block(start)
+                if nth % KEPT == KEPT - 1:
+                    release(self.target, self.golden)
             if _out_of_range(self.sums):
                 _rescale(self.sums, self.target, self.golden)
         return self.sums

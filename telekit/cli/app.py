@@ -9,11 +9,13 @@ from typing import Annotated
 
 import typer
 
+from telekit.cli.accuracy import compare
 from telekit.cli.catalog import clusters, count, models
 from telekit.cli.communication import comm, fit_links
 from telekit.cli.experts import dispatch
 from telekit.cli.fusion import fuse
 from telekit.cli.jobs import estimate, plan
+from telekit.cli.losses import compare_loss
 from telekit.cli.packing import pack
 from telekit.cli.pipelines import balance, pipeline
 from telekit.errors import TelekitError
@@ -87,5 +89,7 @@ for command in (
     pack,
     dispatch,
     fuse,
+    compare,
+    compare_loss,
 ):
     app.command()(command)

@@ -1,0 +1,378 @@
+"""Compare two dumps, checkpoints or files of tensors: pair by pair, with the memory of one pair."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from telekit.accuracy import msprobe
+from telekit.accuracy.compared import PARAMETERS, PARAMETERS_GRAD, Compared
+from telekit.accuracy.finding import NEXT_DUMP, UNKNOWN, Finding
+from telekit.accuracy.judged import first_error, judge_arrays, judge_compared, result_of, special
+from telekit.accuracy.locate import locate
+from telekit.accuracy.mapping import Mapping as NameMapping
+from telekit.accuracy.mapping import read_mapping
+from telekit.accuracy.metrics import compare_arrays
+from telekit.accuracy.names import Pair, is_gradient, pair_tensors, phase_of
+from telekit.accuracy.profiles import Standard
+from telekit.accuracy.ranks import Side, sides
+from telekit.accuracy.readers import NamedTensor, ReadProblem, Tensors, tensors
+from telekit.accuracy.standards import standard as named_standard
+from telekit.accuracy.summaries import NAMES, SummaryErrors, compare_summaries
+from telekit.accuracy.verdict import ERROR, PASS, SKIP, WARNING, Verdict
+from telekit.errors import InputError, bad
+
+Progress = Callable[[int, int, str], None]
+LOOKED_AT_BYTES = 2**25
+"""Larger tensors are compared whole but not looked into for a cause, which takes several copies in float64."""
+ALIGN = ("auto", "never")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What comparing answers.
+
+    Attributes
+    ----------
+    rows : tuple of Compared
+        By step and rank, in golden's graph order; every tensor of both sides is in one row.
+    verdicts : tuple of Verdict
+        One a row.
+    result : str
+        The worst of them: pass, warning or error; error where nothing was compared.
+    first_divergence : Finding or None
+        Where the sides first part beyond rounding, and what that looks like (`locate.locate`); where rounding explains
+        every difference and a row still fails the standard, the first such row. None where nothing fails.
+    problems : tuple of ReadProblem
+        What could not be read, loaded or compared.
+    standard : str
+        The standard's own name.
+    mode : str
+        ``tensor``, ``statistics`` or ``md5``: the most that both sides hold.
+    notes : tuple of str
+        What holds for many rows: shards merged, padding cut, lines for a mapping file.
+    """
+
+    rows: tuple[Compared, ...]
+    verdicts: tuple[Verdict, ...]
+    result: str
+    first_divergence: Finding | None
+    problems: tuple[ReadProblem, ...]
+    standard: str
+    mode: str
+    target: str = ""
+    golden: str = ""
+    notes: tuple[str, ...] = ()
+    stacks: dict[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Rows by result, and those without a partner."""
+        found = Counter(v.result for v in self.verdicts)
+        unmatched = sum(not row.matched for row in self.rows)
+        return {k: found[k] for k in (PASS, WARNING, ERROR, SKIP)} | {"unmatched": unmatched}
+
+
+def compare(
+    target: str | Path | Tensors,
+    golden: str | Path | Tensors,
+    *,
+    standard: str = "msprobe",
+    mapping: str | Path | Mapping[str, Any] | NameMapping | None = None,
+    match: str = "name",
+    align: str = "auto",
+    progress: Progress | None = None,
+) -> Comparison:
+    """Compare all tensors of two sides.
+
+    Shards of several ranks are merged before they are compared, where the sides have different numbers of them (see
+    `ranks.sides`). One pair is in memory at a time.
+
+    Parameters
+    ----------
+    target, golden : path or Tensors
+        What `readers.tensors` reads: files of tensors, msprobe dumps of any number of steps and ranks, checkpoints.
+    standard : str
+        See `standards.standards`; those that need a third, trusted device are refused.
+    mapping : path or mapping, optional
+        See `mapping.read_mapping`.
+    match : {"name", "order", "fuzzy"}
+        How tensors find each other; see `names.pair_tensors`.
+    align : {"auto", "never"}
+        Whether rows of padding are cut: where several tensors, and no others, differ from golden in the length of
+        one axis before the last, all by the same two lengths.
+    progress : callable, optional
+        Called with pairs done, pairs in all, and the name at hand.
+
+    Raises
+    ------
+    InputError
+        A path cannot be read at all, or an option is wrong. What fails for single tensors is in ``problems``.
+    """
+    chosen = _standard(standard)
+    if align not in ALIGN:
+        raise bad("align", align, f"must be one of {', '.join(ALIGN)}")
+    lines = read_mapping(mapping)
+    t, g = (side if isinstance(side, Tensors) else tensors(side) for side in (target, golden))
+    if t.kind == g.kind == "npy" and match == "name":
+        match = "order"  # such a file holds one tensor and no name
+    work = _Work(chosen, lines, progress)
+    pairs: list[tuple[Side, list[Pair]]] = []
+    for side in sides(t, g, lines, work.notes, work.problems):
+        paired = pair_tensors(side.target, side.golden, match=match, mapping=lines)
+        work.notes += [h for h in paired.hints if h not in work.notes]
+        pairs.append((side, _none_is_zero(paired.pairs)))
+    cut = _padding([p for _, found in pairs for p in found], work.notes) if align == "auto" else {}
+    for side, found in pairs:
+        work.run(side, found, cut, sum(len(f) for _, f in pairs))
+    verdicts = judge_compared(work.rows, chosen, work.done)
+    several = any(side.merged for side, _ in pairs)
+    first = _divergence(work.rows, verdicts, t if several else None, lines.target_layout)
+    stacks = {name: lines for info in t.dumps for name, lines in info.stack.items()}
+    return Comparison(
+        tuple(work.rows), verdicts, result_of(work.rows, verdicts), first,
+        (*t.problems, *g.problems, *work.problems), chosen.name, _mode(work.rows), t.source, g.source,
+        tuple(work.notes), stacks,
+    )  # fmt: skip
+
+
+def _standard(name: str) -> Standard:
+    chosen = named_standard(name)
+    if chosen.needs == "device":
+        rule = "compares the errors of two devices against a third result; two sides will not do"
+        raise bad("standard", name, rule, "msprobe, or telekit.accuracy.standards.judge with device=")
+    return chosen
+
+
+def _divergence(
+    rows: Sequence[Compared],
+    verdicts: Sequence[Verdict],
+    replicas: Sequence[NamedTensor] | None,
+    sizes: Mapping[str, float],
+) -> Finding | None:
+    copies = None
+    if replicas is not None:
+        copies = [x if x.nbytes <= LOOKED_AT_BYTES else replace(x, loader=None) for x in replicas]
+    found = locate([_small(row) for row in rows], replicas=copies, sizes=sizes)
+    if not found.clean:
+        return found
+    place = first_error(rows, verdicts)
+    if place is None:
+        return None
+    row, failed = rows[place], [p for p in verdicts[place].parts if p.result == ERROR]
+    said = tuple(f"{row.name}: {p.name} {p.value}, asked for: {p.rule}. {p.note}".strip() for p in failed)
+    return Finding(
+        row.api or row.name, row.phase, row.part, UNKNOWN, 0.2, (*said, *found.evidence), NEXT_DUMP[UNKNOWN],
+        row.name, step=row.step, rank=row.rank,
+    )  # fmt: skip
+
+
+def _small(row: Compared) -> Compared:
+    """Return a row whose elements may be held several times over in float64, as a look for causes does."""
+    t, g = row.target, row.golden
+    if max(x.nbytes for x in (t, g) if x is not None) <= LOOKED_AT_BYTES:
+        return row
+    t, g = (None if x is None else replace(x, loader=None) for x in (t, g))
+    said = (
+        f"over {LOOKED_AT_BYTES:,} bytes: its figures were used, its elements were not looked at for a cause"
+    )
+    return replace(row, target=t, golden=g, notes=(*row.notes, said))
+
+
+def _mode(rows: Sequence[Compared]) -> str:
+    if any(row.metrics is not None and row.target and row.target.has_data for row in rows):
+        return "tensor"
+    return "md5" if any(row.checksum_equal is not None for row in rows) else "statistics"
+
+
+class _Work:
+    """The rows of a comparison as they are made."""
+
+    def __init__(self, chosen: Standard, mapping: NameMapping, progress: Progress | None) -> None:
+        self.chosen, self.mapping, self.progress = chosen, mapping, progress
+        self.rows: list[Compared] = []
+        self.done: dict[int, Verdict] = {}
+        self.notes: list[str] = []
+        self.problems: list[ReadProblem] = []
+
+    def run(self, side: Side, pairs: Sequence[Pair], cut: dict[tuple[int, int], int], total: int) -> None:
+        """Compare the pairs of one step and rank."""
+        places = {id(t): i for i, t in enumerate(side.target)}
+        for (target, golden, notes), order in zip(pairs, _orders(pairs), strict=True):
+            if self.progress:
+                self.progress(len(self.rows), total, (golden or target or _nameless()).name)
+            both = golden or target or _nameless()
+            row = Compared(
+                both.name, target, golden, both.api, both.part, phase_of(both), order, side.step, side.rank,
+                notes=(*notes, *side.checks(target, golden)), target_order=places.get(id(target), len(places)),
+            )  # fmt: skip
+            self._compare(row, cut)
+
+    def _compare(self, row: Compared, cut: dict[tuple[int, int], int]) -> None:
+        """Fill in what both sides allow, and judge what needs the elements."""
+        t, g = row.target, row.golden
+        if t is None or g is None or "scalar" in (t.kind, g.kind) or t.kind == g.kind == "none":
+            self.rows.append(row)
+            return
+        try:
+            row = replace(
+                row, summary=_summary(t, g), checksum_equal=t.md5 == g.md5 if t.md5 and g.md5 else None
+            )
+            if _loadable(t, g):
+                self._elements(row, cut)
+                return
+        except InputError as error:
+            self.problems += [ReadProblem(t.place, p.field, f"{p.value}: {p.rule}") for p in error.problems]
+            t, g = (replace(x, loader=None) for x in (t, g))  # nobody after us should try again
+            row = replace(
+                row, target=t, golden=g, notes=(*row.notes, f"not compared: {error.problems[0].rule}")
+            )
+        self.rows.append(row)
+
+    def _elements(self, row: Compared, cut: dict[tuple[int, int], int]) -> None:
+        t, g = row.target, row.golden
+        assert t is not None and g is not None
+        a, b = _arrays(t, g)
+        if (axis := _cut_axis(t, g, cut)) is not None:
+            n = min(a.shape[axis], b.shape[axis])
+            a, b = (x[(slice(None),) * axis + (slice(n),)] for x in (a, b))
+            row = replace(row, notes=(*row.notes, f"first {n} of axis {axis} compared, the rest is padding"))
+        row = replace(row, metrics=compare_arrays(a, b))
+        assert row.metrics is not None
+        verdict = special(row, a, b, self.chosen)
+        if verdict is None and self.chosen.name not in msprobe.OUTPUT_SHARE:
+            verdict = judge_arrays(a, b, row.metrics, self.chosen, _layer(row.name))
+        if verdict is not None:
+            self.done[len(self.rows)] = verdict
+        self.rows.append(row)
+
+
+def _nameless() -> NamedTensor:
+    raise AssertionError("a pair has at least one side")
+
+
+def _orders(pairs: Sequence[Pair]) -> Iterator[int]:
+    """Yield each pair's place in golden's graph: one an operator; what only target has shares its predecessor's."""
+    seen: dict[str, int] = {}
+    order = -1
+    for _, golden, _ in pairs:
+        if golden is not None:
+            order = seen.setdefault(golden.api or f"{golden.name}\n{len(seen)}", len(seen))
+        yield max(order, 0)
+
+
+def _loadable(t: NamedTensor, g: NamedTensor) -> bool:
+    return all(x.has_data or x.kind == "none" for x in (t, g))
+
+
+def _arrays(t: NamedTensor, g: NamedTensor) -> list[NDArray[Any]]:
+    """Load both sides; None is zeros of the other side's shape, complex numbers are pairs of floats."""
+    known = t if t.kind == "tensor" else g
+    found = []
+    for side in (t, g):
+        array = side.load() if side.has_data else np.zeros(known.shape or (), np.float32)
+        if array.dtype.kind == "c":
+            array = np.ascontiguousarray(array)[..., np.newaxis].view(array.real.dtype)
+        found.append(array)
+    return found
+
+
+def _summary(t: NamedTensor, g: NamedTensor) -> SummaryErrors | None:
+    zero = dict.fromkeys(NAMES, 0.0)
+    values = []
+    for side in (t, g):
+        s = side.statistics
+        if side.kind != "none" and (s is None or (s.max is None and s.norm is None)):
+            return None
+        values.append(zero if s is None else {"Max": s.max, "Min": s.min, "Mean": s.mean, "Norm": s.norm})
+    return compare_summaries(*values)
+
+
+def _layer(name: str) -> int:
+    """Return the layer a name belongs to (``layers.3.mlp``), 0 where it names none."""
+    words = name.split(".")
+    for before, word in pairwise(words):
+        if before in ("layers", "layer", "h", "blocks") and word.isdecimal():
+            return int(word[:6])
+    return 0
+
+
+def _none_is_zero(pairs: Sequence[Pair]) -> list[Pair]:
+    """Give a gradient that one side does not have at all, and that is zero on the other, its None.
+
+    An expert without a token has no gradient on one side and zeros on the other: the same update. A None beside a
+    tensor that is no gradient (or is not zero) stays what it is: two different things.
+    """
+    found: list[Pair] = []
+    for target, golden, notes in pairs:
+        lone = target if golden is None else golden if target is None else None
+        if lone is not None and lone.kind == "tensor" and is_gradient(lone) and _all_zero(lone):
+            absent = replace(lone, kind="none", loader=None, statistics=None, md5=None, place="absent")
+            pair = (target or absent, golden or absent)
+            found.append((*pair, ("None on one side, zeros on the other: the same",)))
+        elif target is not None and golden is not None and {target.kind, golden.kind} == {"tensor", "none"}:
+            one = target if target.kind == "tensor" else golden
+            said = "the same" if _all_zero(one) else "different"
+            found.append((target, golden, (*notes, f"None on one side, taken as zeros: {said}")))
+        else:
+            found.append((target, golden, notes))
+    return found
+
+
+def _all_zero(tensor: NamedTensor) -> bool:
+    s = tensor.statistics
+    if s is not None and s.max is not None and s.min is not None:
+        return s.max == s.min == 0
+    if not tensor.has_data:
+        return False
+    try:
+        return not np.any(tensor.load())
+    except InputError:
+        return False
+
+
+def _padding(pairs: Sequence[Pair], notes: list[str]) -> dict[tuple[int, int], int]:
+    """Return the pair of lengths (target's, golden's) that padding explains, with how many tensors have it.
+
+    Only where every tensor that differs in shape differs so, and at least two do: one alone is a wrong shape.
+    """
+    seen: Counter[tuple[int, int] | None] = Counter()
+    for t, g, _ in pairs:
+        if t is not None and g is not None and t.kind == g.kind == "tensor" and t.shape != g.shape:
+            axis = _one_axis(t, g)
+            seen[None if axis is None else _lengths(t, g, axis)] += 1
+    if len(seen) != 1 or None in seen or sum(seen.values()) < 2:
+        return {}
+    ((lengths, count),) = seen.items()
+    assert lengths is not None
+    notes.append(
+        f"{count} tensors have {lengths[0]} rows in target and {lengths[1]} in golden: padding; the first "
+        f"{min(lengths)} are compared"
+    )
+    return {lengths: count}
+
+
+def _one_axis(t: NamedTensor, g: NamedTensor) -> int | None:
+    """Return the one axis, before the last, in which two shapes differ."""
+    if t.shape is None or g.shape is None or len(t.shape) != len(g.shape) or len(t.shape) < 2:
+        return None
+    if t.part in (PARAMETERS, PARAMETERS_GRAD):
+        return None
+    axes = [i for i, (m, n) in enumerate(zip(t.shape, g.shape, strict=True)) if m != n]
+    return axes[0] if len(axes) == 1 and axes[0] < len(t.shape) - 1 else None
+
+
+def _cut_axis(t: NamedTensor, g: NamedTensor, cut: dict[tuple[int, int], int]) -> int | None:
+    axis = _one_axis(t, g) if cut and t.shape != g.shape else None
+    return axis if axis is not None and _lengths(t, g, axis) in cut else None
+
+
+def _lengths(t: NamedTensor, g: NamedTensor, axis: int) -> tuple[int, int]:
+    return (t.shape or ())[axis], (g.shape or ())[axis]
