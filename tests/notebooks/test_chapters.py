@@ -61,6 +61,118 @@ SOLUTIONS: dict[str, dict[str, tuple[str, dict[str, str]]]] = {
             },
         ),
     },
+    "02_operator_accuracy": {
+        "exercise-share": (
+            "100 * 1.5e-3 / 2**-8",
+            {
+                "25.6": "at x = 1",
+                "51.2": "the best place",
+                "19.2": "half a step at most",
+                "61.6": "the share outside",
+            },
+        ),
+        "exercise-tightest": (
+            "2**-11 / (1 + 2**-11)",
+            {"2**-10": "a whole step", "2**-8": "bf16's", "1e-3": "torch's"},
+        ),
+        "exercise-ones": (
+            "256",
+            {"128": "a step is still 1", "4096": "as a tree", "2048": "three more bits"},
+        ),
+        "exercise-ratio": (
+            "0.004 / 2**-11",
+            {"40": "counts as 2**-11", "0.004 * 2**8": "bf16's", "0.004 * 2**10": "half of it"},
+        ),
+        "exercise-name": (
+            '{"A": "permutation", "B": "near zero", "C": "scale", "D": "missing term", "E": "one row"}',
+            {
+                '{"A": "missing term", "B": "near zero", "C": "scale",'
+                ' "D": "permutation", "E": "one row"}': "norms are equal",
+                '{"A": "permutation", "B": "one row", "C": "scale",'
+                ' "D": "missing term", "E": "near zero"}': "only the relative",
+                '{"A": "permutation", "B": "near zero", "C": "scale",'
+                ' "D": "scale", "E": "one row"}': "not by one factor",
+                '{"A": "permutation"}': "one word for each",
+                '{"A": "noise", "B": "near zero", "C": "scale", "D": "scale", "E": "one row"}': "is not one of",
+            },
+        ),
+        "exercise-design": (
+            '{"rtol": 0.01, "atol": 0.01, "share": 1, "relative_norm": 0.003}',
+            {
+                '{"rtol": 0.01, "atol": 0.01, "share": 1, "relative_norm": 1}': "'all too large' by 0.5 % passes",
+                '{"rtol": 0.016, "atol": 1e-5, "share": 1, "relative_norm": 0.003}': "golden near 0' fails",
+                '{"rtol": 0.016, "atol": 0.016, "share": 0.99, "relative_norm": 0.003}': "'one value too large' by 5 %",
+                '{"rtol": 0.001, "atol": 0.01, "share": 1, "relative_norm": 0.003}': "Nothing healthy may fail",
+                '{"rtol": 0.01, "atol": 0.01, "share": 1, "relative_norm": 0.001}': "Nothing healthy may fail",
+                '{"rtol": 0.01}': "rtol, atol, share, relative_norm",
+            },
+        ),
+    },
+    "03_end_to_end_accuracy": {
+        "exercise-phase": (
+            "'backward'",
+            {"'forward'": "that agrees", "'Optimizer'": "before the optimizer", "'nothing'": "not rounding"},
+        ),
+        "exercise-ratio": (
+            "'ep'",
+            {
+                "'tp'": "attention is split by it",
+                "'dp'": "dp is 4",
+                "'micro-batches'": "alike for all weights",
+            },
+        ),
+        "exercise-blind": (
+            "'activation_func'",
+            {
+                "'linear_fc1'": "every statistic agrees",
+                "'linear_fc2'": "input is wrong",
+                "'none'": "another number",
+            },
+        ),
+        "exercise-bound": (
+            "1.14 / (4 * 1.03**33 * 2**-7)",
+            {
+                "1.14 * 2**7": "those are epsilons",
+                "1.14 / (4 * 1.03 * 2**-7)": "all 33 steps",
+                "1.14 / (4 * 1.03**33 * 2**-8)": "2**-7, not 2**-8",
+                "1.14 / (4 * 2**-7)": "the bound grows",
+            },
+        ),
+        "exercise-fault": (
+            '{"operator": "layers.0.mlp.linear_fc2", "cause": "double reduction"}',
+            {
+                '{"operator": "layers.0.mlp.linear_fc2", "cause": "missing reduction"}': "keeps its own half",
+                '{"operator": "layers.0.mlp.linear_fc2", "cause": "missing term"}': "a ratio of 2",
+                '{"operator": "layers.0.mlp", "cause": "double reduction"}': "contains the operator",
+                '{"operator": "layers.0.mlp_bda", "cause": "double reduction"}': "a consequence",
+                '{"operator": "layers.0.self_attention.linear_proj", "cause": "mask"}': "within rounding",
+                '"linear_fc2"': "Write",
+            },
+        ),
+        "exercise-design": (
+            '("step-1 loss",'
+            ' ("step-1 norm", ("step-2 loss", ("update of step 2", "nothing", "state-lost-on-resume"),'
+            ' "no-bias-correction"),'
+            ' ("step-2 loss", "gradients-divided-by-dp", "norm-gradients-not-summed")),'
+            ' ("layers.0 linear_fc1", ("layers.1 linear_proj", "residual-missing", "row-parallel-sum-missing"),'
+            ' ("layers.0 rotary_pos_emb", "gate-and-up-cut-as-one", "rotary-base")))',
+            {
+                '("step-1 loss", "nothing", "rotary-base")': "gate-and-up-cut-as-one is taken for rotary-base",
+                '("step-1 loss", "no-bias-correction", "rotary-base")': "a clean run is accused",
+                '("step-1 norm", ("step-2 loss", ("update of step 2", "nothing", "state-lost-on-resume"),'
+                ' "no-bias-correction"), ("layers.0 rotary_pos_emb", ("layers.0 linear_fc1", ("layers.1 linear_proj",'
+                ' ("layers.1 mlp_bda", ("step-2 loss", "gradients-divided-by-dp", "norm-gradients-not-summed"),'
+                ' "residual-missing"), "row-parallel-sum-missing"), "gate-and-up-cut-as-one"), "rotary-base"))': (
+                    "takes 4 dumps"
+                ),
+                '("step-1 loss", "nothing")': "next if it differs",
+                '("step-3 loss", "nothing", "rotary-base")': "is no check",
+                '("step-1 loss", ("step-1 loss", "nothing", "rotary-base"), "rotary-base")': "asked for twice",
+                '("step-1 loss", "innocent", "rotary-base")': "is no suspect",
+                '"nothing"': "not one name",
+            },
+        ),
+    },
     "04_interleaved_pipeline": {
         "exercise-micro-batch": (
             "100 * 7 / (8 + 7)",
