@@ -12,21 +12,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from telekit.accuracy import msprobe
+from telekit.accuracy.causes.finding import NEXT_DUMP, UNKNOWN, Finding
 from telekit.accuracy.compared import PARAMETERS, PARAMETERS_GRAD, Compared
-from telekit.accuracy.finding import NEXT_DUMP, UNKNOWN, Finding
-from telekit.accuracy.judged import first_error, judge_arrays, judge_compared, result_of, special
-from telekit.accuracy.locate import locate
-from telekit.accuracy.mapping import Mapping as NameMapping
-from telekit.accuracy.mapping import read_mapping
-from telekit.accuracy.metrics import compare_arrays
-from telekit.accuracy.names import Pair, is_gradient, pair_tensors, phase_of
-from telekit.accuracy.profiles import Standard
-from telekit.accuracy.ranks import Side, sides
+from telekit.accuracy.comparing.judged import first_error, judge_arrays, judge_compared, result_of, special
+from telekit.accuracy.comparing.mapping import Mapping as NameMapping
+from telekit.accuracy.comparing.mapping import read_mapping
+from telekit.accuracy.comparing.names import Pair, is_gradient, pair_tensors, phase_of
+from telekit.accuracy.comparing.ranks import Side, sides
+from telekit.accuracy.locating.locate import locate
+from telekit.accuracy.measures.metrics import compare_arrays
+from telekit.accuracy.measures.summaries import NAMES, SummaryErrors, compare_summaries
 from telekit.accuracy.readers import NamedTensor, ReadProblem, Tensors, tensors
-from telekit.accuracy.standards import standard as named_standard
-from telekit.accuracy.summaries import NAMES, SummaryErrors, compare_summaries
-from telekit.accuracy.verdict import ERROR, PASS, SKIP, WARNING, Verdict
+from telekit.accuracy.standards import msprobe
+from telekit.accuracy.standards.judge import standard as named_standard
+from telekit.accuracy.standards.profiles import Standard
+from telekit.accuracy.standards.verdict import ERROR, PASS, SKIP, WARNING, Verdict
 from telekit.errors import InputError, bad
 
 Progress = Callable[[int, int, str], None]
@@ -147,7 +147,7 @@ def _standard(name: str) -> Standard:
     chosen = named_standard(name)
     if chosen.needs == "device":
         rule = "compares the errors of two devices against a third result; two sides will not do"
-        raise bad("standard", name, rule, "msprobe, or telekit.accuracy.standards.judge with device=")
+        raise bad("standard", name, rule, "msprobe, or telekit.accuracy.standards.judge.judge with device=")
     return chosen
 
 

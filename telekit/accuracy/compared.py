@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import isnan
 
-from telekit.accuracy.metrics import Metrics
+from telekit.accuracy.measures.metrics import Metrics
+from telekit.accuracy.measures.summaries import SummaryErrors
 from telekit.accuracy.readers.named import NamedTensor
-from telekit.accuracy.summaries import SummaryErrors
 
 INPUT, PARAMETERS, OUTPUT, PARAMETERS_GRAD = "input", "parameters", "output", "parameters_grad"
 PARTS = (INPUT, PARAMETERS, OUTPUT, PARAMETERS_GRAD)  # msprobe's order inside an API

@@ -27,7 +27,7 @@ def compare(
 ) -> None:
     """Compare tensors; exit 1 when the standard is not met."""
     from telekit.accuracy.compare import compare as run
-    from telekit.accuracy.table import rows_of, write_csv
+    from telekit.accuracy.comparing.table import rows_of, write_csv
 
     with progress() as tell:
         found = run(target, golden, standard=standard, mapping=mapping, match=match, progress=tell)

@@ -12,8 +12,8 @@ from telekit.cli.output import JsonFlag, paragraphs, show, table
 from telekit.errors import bad
 
 if TYPE_CHECKING:
-    from telekit.accuracy.curves import CurveVerdict
-    from telekit.accuracy.ratios import MicroBatchMeans
+    from telekit.accuracy.curves.judge import CurveVerdict
+    from telekit.accuracy.curves.ratios import MicroBatchMeans
 
 
 def compare_loss(
@@ -45,8 +45,8 @@ def compare_loss(
     as_json: JsonFlag = False,
 ) -> None:
     """Judge a loss curve against a golden one."""
-    from telekit.accuracy.curve_errors import Columns
-    from telekit.accuracy.curves import judge_curves
+    from telekit.accuracy.curves.curve_errors import Columns
+    from telekit.accuracy.curves.judge import judge_curves
     from telekit.accuracy.readers import losses
 
     verdict = judge_curves(
@@ -92,7 +92,7 @@ def read_micro_batches(text: str) -> MicroBatchMeans | None:
     InputError
         For what is no such pair.
     """
-    from telekit.accuracy.ratios import micro_batch_means
+    from telekit.accuracy.curves.ratios import micro_batch_means
 
     if not text.strip():
         return None

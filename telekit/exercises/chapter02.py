@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from telekit.accuracy.emulate import reduce_terms
-from telekit.accuracy.operator_errors import MINIMUM_ERROR
-from telekit.accuracy.operator_rules import ratio
-from telekit.accuracy.operator_sweeps import rounding_against
-from telekit.accuracy.pairs import format_of
+from telekit.accuracy.measures.operator_errors import MINIMUM_ERROR
+from telekit.accuracy.measures.pairs import format_of
+from telekit.accuracy.numerics.emulate import reduce_terms
+from telekit.accuracy.numerics.operator_sweeps import rounding_against
+from telekit.accuracy.standards.operator_rules import ratio
 from telekit.exercises.check import Feedback, choice, design, number
 from telekit.exercises.operator_faults import PLANTS, Pair, planted
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from telekit.accuracy import finding
-from telekit.accuracy.depth import depth_bound, in_epsilons
-from telekit.accuracy.graph_errors import GraphError, first_above, graph_errors
+from telekit.accuracy.causes import finding
+from telekit.accuracy.graph.graph_errors import GraphError, first_above, graph_errors
 from telekit.accuracy.miniature import Config, Fault, Layout, Run, dump, run, twice
 from telekit.accuracy.miniature.faults import fault_named, play
+from telekit.accuracy.standards.depth import depth_bound, in_epsilons
 from telekit.exercises.check import Feedback, choice, design, number
 
 PUBLISHED = 1.14

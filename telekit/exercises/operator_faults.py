@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from telekit.accuracy import msprobe
-from telekit.accuracy.emulate import GOLDEN, Arithmetic, Precision
-from telekit.accuracy.metrics import Metrics, compare_arrays
-from telekit.accuracy.operator_cases import as_dtype
-from telekit.accuracy.pairs import Array, format_of
-from telekit.accuracy.rounding import rounded
-from telekit.accuracy.standards import judge
-from telekit.accuracy.summaries import checksum, compare_summaries
-from telekit.accuracy.verdict import ERROR, PASS, SKIP, Verdict
+from telekit.accuracy.measures.metrics import Metrics, compare_arrays
+from telekit.accuracy.measures.pairs import Array, format_of
+from telekit.accuracy.measures.summaries import checksum, compare_summaries
+from telekit.accuracy.numerics.emulate import GOLDEN, Arithmetic, Precision
+from telekit.accuracy.numerics.operator_cases import as_dtype
+from telekit.accuracy.numerics.rounding import rounded
+from telekit.accuracy.standards import msprobe
+from telekit.accuracy.standards.judge import judge
+from telekit.accuracy.standards.verdict import ERROR, PASS, SKIP, Verdict
 from telekit.errors import InputError
 
 ROWS, COLUMNS, TERMS = 64, 64, 256

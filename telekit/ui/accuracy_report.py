@@ -13,10 +13,10 @@ import altair as alt
 
 from telekit.accuracy.compare import Comparison
 from telekit.accuracy.compared import Compared
-from telekit.accuracy.judged import operator_of
-from telekit.accuracy.names import read_call
-from telekit.accuracy.table import CHECKSUMS, STATISTICS, TENSOR, row_of
-from telekit.accuracy.verdict import ERROR, PASS, SKIP, WARNING, Verdict
+from telekit.accuracy.comparing.judged import operator_of
+from telekit.accuracy.comparing.names import read_call
+from telekit.accuracy.comparing.table import CHECKSUMS, STATISTICS, TENSOR, row_of
+from telekit.accuracy.standards.verdict import ERROR, PASS, SKIP, WARNING, Verdict
 from telekit.ui import style
 from telekit.ui.live import plain
 

@@ -10,11 +10,11 @@ from typing import Literal
 
 import numpy as np
 
+from telekit.accuracy.causes.finding import Finding
 from telekit.accuracy.compare import compare
 from telekit.accuracy.compared import OPTIMIZER
-from telekit.accuracy.finding import Finding
-from telekit.accuracy.graph_errors import By, GraphError, graph_errors
-from telekit.accuracy.locate import locate
+from telekit.accuracy.graph.graph_errors import By, GraphError, graph_errors
+from telekit.accuracy.locating.locate import locate
 from telekit.accuracy.miniature import Config, Fault, Layout, Run, dump, run, scaled
 from telekit.accuracy.miniature.config import Precision
 from telekit.accuracy.miniature.events import Change

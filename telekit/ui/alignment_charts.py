@@ -12,7 +12,7 @@ from typing import Literal
 import altair as alt
 
 from telekit.accuracy.compared import BACKWARD, FORWARD, OPTIMIZER
-from telekit.accuracy.graph_errors import GRADIENT, GraphError
+from telekit.accuracy.graph.graph_errors import GRADIENT, GraphError
 from telekit.ui import style
 from telekit.ui.charts import Tables
 

@@ -8,8 +8,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from telekit.accuracy.curves import CurveVerdict, judge_curves
-from telekit.accuracy.pairs import Floats
+from telekit.accuracy.curves.judge import CurveVerdict, judge_curves
+from telekit.accuracy.measures.pairs import Floats
 from telekit.accuracy.readers.curve import LossCurve
 
 STEPS, JUMP = 1000, 0.42

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from telekit import catalog
-from telekit.accuracy.curve_standards import curve_standard
-from telekit.accuracy.curves import BAD_BOTH, BAD_FIRST, BAD_MEAN, GOOD
-from telekit.accuracy.depth import depth_bound, in_epsilons
-from telekit.accuracy.finding import NONE
+from telekit.accuracy.causes.finding import NONE
+from telekit.accuracy.curves.curve_standards import curve_standard
+from telekit.accuracy.curves.judge import BAD_BOTH, BAD_FIRST, BAD_MEAN, GOOD
 from telekit.accuracy.miniature import Run, dump
 from telekit.accuracy.miniature.faults import FAULTS
-from telekit.accuracy.parallel_numerics import column_parallel, linear_inputs, row_parallel
+from telekit.accuracy.numerics.parallel_numerics import column_parallel, linear_inputs, row_parallel
+from telekit.accuracy.standards.depth import depth_bound, in_epsilons
 from telekit.exercises.chapter03 import mystery, mystery_errors, suspects_told
 from telekit.ui import alignment as runs
 from telekit.ui.alignment import CLEAN, LAYOUTS, ONE_RANK, Trial

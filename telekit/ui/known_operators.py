@@ -11,19 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from telekit.accuracy.depth import LAYERS, depth_bound
-from telekit.accuracy.emulate import GOLDEN, Arithmetic, Precision
-from telekit.accuracy.harness import LEVELS, Trial, run, run_trial
-from telekit.accuracy.metrics import compare_arrays
-from telekit.accuracy.operator_cases import OPERATORS, Operator
-from telekit.accuracy.operator_rules import ASCEND_SINGLE
-from telekit.accuracy.operator_sweeps import expected_error, rounding_against
-from telekit.accuracy.pairs import Array, Floats, format_of
-from telekit.accuracy.rounding import rounded
-from telekit.accuracy.standards import judge
-from telekit.accuracy.summaries import checksum
-from telekit.accuracy.tolerances import tolerance
-from telekit.accuracy.verdict import PASS, Part, Verdict
+from telekit.accuracy.measures.metrics import compare_arrays
+from telekit.accuracy.measures.pairs import Array, Floats, format_of
+from telekit.accuracy.measures.summaries import checksum
+from telekit.accuracy.numerics.emulate import GOLDEN, Arithmetic, Precision
+from telekit.accuracy.numerics.harness import LEVELS, Trial, run, run_trial
+from telekit.accuracy.numerics.operator_cases import OPERATORS, Operator
+from telekit.accuracy.numerics.operator_sweeps import expected_error, rounding_against
+from telekit.accuracy.numerics.rounding import rounded
+from telekit.accuracy.standards.depth import LAYERS, depth_bound
+from telekit.accuracy.standards.judge import judge
+from telekit.accuracy.standards.operator_rules import ASCEND_SINGLE
+from telekit.accuracy.standards.tolerances import tolerance
+from telekit.accuracy.standards.verdict import PASS, Part, Verdict
 from telekit.exercises.chapter02 import SUSPECTS
 from telekit.exercises.operator_faults import DTYPES, STANDARDS, Pair, planted, result
 from telekit.ui.tables import Table

@@ -9,7 +9,7 @@ from typing import Any
 import altair as alt
 import numpy as np
 
-from telekit.accuracy.verdict import ERROR, PASS, SKIP, WARNING
+from telekit.accuracy.standards.verdict import ERROR, PASS, SKIP, WARNING
 from telekit.exercises.operator_faults import METRICS, PLANTS, STANDARDS
 from telekit.ui import style
 from telekit.ui.accuracy_report import VERDICTS

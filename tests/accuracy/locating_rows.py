@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from telekit.accuracy.compared import Compared
-from telekit.accuracy.metrics import compare_arrays
+from telekit.accuracy.measures.metrics import compare_arrays
+from telekit.accuracy.measures.summaries import compare_summaries
 from telekit.accuracy.readers.named import NamedTensor
 from telekit.accuracy.readers.named import Statistics as Said
-from telekit.accuracy.summaries import compare_summaries
 
 
 def tensor(name, array, *, rank=None, step=0, statistics_only=False):

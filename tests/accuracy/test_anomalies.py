@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 from locating_rows import tensor
 
-from telekit.accuracy.anomalies import Reading, Sighting, alerts, anomalies, finite_statistics, first_rank
+from telekit.accuracy.checks.anomalies import (
+    Reading,
+    Sighting,
+    alerts,
+    anomalies,
+    finite_statistics,
+    first_rank,
+)
 from telekit.errors import InputError
 
 NAN = float("nan")

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telekit.accuracy import finding as kinds
-from telekit.accuracy.case import Case, Known
-from telekit.accuracy.causes import explain
-from telekit.accuracy.summaries import compare_summaries
+from telekit.accuracy.causes import finding as kinds
+from telekit.accuracy.causes.case import Case, Known
+from telekit.accuracy.causes.causes import explain
+from telekit.accuracy.measures.summaries import compare_summaries
 
 RANDOM = np.random.default_rng(7)
 G = RANDOM.standard_normal((4, 16, 32))

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from telekit.accuracy.compare import compare
-from telekit.accuracy.metrics import compare_arrays
+from telekit.accuracy.comparing.table import rows_of
+from telekit.accuracy.measures.metrics import compare_arrays
 from telekit.accuracy.readers import NamedTensor, Statistics, Tensors, tensors
-from telekit.accuracy.table import rows_of
 from telekit.errors import InputError, bad
 
 SAMPLES = os.environ.get("TELEKIT_SAMPLES", "")

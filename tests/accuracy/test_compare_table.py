@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from telekit.accuracy.compare import compare
+from telekit.accuracy.comparing.table import rows_of, write_csv
 from telekit.accuracy.readers import NamedTensor, Statistics, Tensors
-from telekit.accuracy.table import rows_of, write_csv
 
 RECORDED = json.loads((Path(__file__).parent / "msprobe_table.json").read_text())
 FREE_TEXT = ("Err_message",)  # its sentences are its own

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from telekit.accuracy.config_check import SHEETS, check_sheet
+from telekit.accuracy.curves.config_check import SHEETS, check_sheet
 from telekit.errors import InputError
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from locating_rows import chain, operator
 
-from telekit.accuracy.determinism import Watch, check_scatter, diff_check, first_stale, rerun, same_set
+from telekit.accuracy.checks.determinism import Watch, check_scatter, diff_check, first_stale, rerun, same_set
 from telekit.errors import InputError
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telekit.accuracy.emulate import GOLDEN, ORDERS, Arithmetic, Precision, matmul, reduce_terms
-from telekit.accuracy.pairs import FORMATS
-from telekit.accuracy.rounding import rounded
+from telekit.accuracy.measures.pairs import FORMATS
+from telekit.accuracy.numerics.emulate import GOLDEN, ORDERS, Arithmetic, Precision, matmul, reduce_terms
+from telekit.accuracy.numerics.rounding import rounded
 from telekit.errors import InputError
 
 TYPES = {

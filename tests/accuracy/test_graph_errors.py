@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from telekit.accuracy.compare import compare
-from telekit.accuracy.graph_errors import first_above, graph_errors
+from telekit.accuracy.graph.graph_errors import first_above, graph_errors
 from telekit.accuracy.miniature import Config, Fault, Layout, dump, run, scaled
 from telekit.accuracy.readers.named import NamedTensor
 

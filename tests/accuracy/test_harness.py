@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from telekit.accuracy.emulate import GOLDEN, Arithmetic, Precision
-from telekit.accuracy.harness import (
+from telekit.accuracy.numerics.emulate import GOLDEN, Arithmetic, Precision
+from telekit.accuracy.numerics.harness import (
     LEVELS,
     judge_outcome,
     precision_for,
@@ -16,11 +16,16 @@ from telekit.accuracy.harness import (
     trials,
     trusted_device,
 )
-from telekit.accuracy.operator_cases import OPERATORS, Operator
-from telekit.accuracy.operator_sweeps import error_sweep, expected_error, rounding_against, side_by_side
-from telekit.accuracy.rounding import rounded
-from telekit.accuracy.standards import judge, standards
-from telekit.accuracy.value_ranges import draw
+from telekit.accuracy.numerics.operator_cases import OPERATORS, Operator
+from telekit.accuracy.numerics.operator_sweeps import (
+    error_sweep,
+    expected_error,
+    rounding_against,
+    side_by_side,
+)
+from telekit.accuracy.numerics.rounding import rounded
+from telekit.accuracy.numerics.value_ranges import draw
+from telekit.accuracy.standards.judge import judge, standards
 from telekit.errors import InputError
 
 

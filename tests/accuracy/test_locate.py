@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from locating_rows import chain, operator, row, tensor
 
-from telekit.accuracy import finding as kinds
+from telekit.accuracy.causes import finding as kinds
 from telekit.accuracy.compare import compare
-from telekit.accuracy.locate import locate
+from telekit.accuracy.graph.nodes import maker_of
+from telekit.accuracy.locating.locate import locate
 from telekit.accuracy.miniature import Config, Fault, Layout, dump, run, scaled, skip, twice, with_settings
-from telekit.accuracy.nodes import maker_of
 
 NAMES = [f"layers.{i}.{part}" for i in range(3) for part in ("linear_qkv", "linear_proj", "linear_fc1")]
 

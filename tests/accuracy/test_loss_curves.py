@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.signal import lfilter
 
-from telekit.accuracy.curve_errors import Columns
-from telekit.accuracy.curve_standards import CURVE_STANDARDS, Limit, allowed_bad_steps, curve_standard
-from telekit.accuracy.curve_statistics import onset, outliers, spikes, trend
-from telekit.accuracy.curves import judge_curves
-from telekit.accuracy.ratios import micro_batch_means
+from telekit.accuracy.curves.curve_errors import Columns
+from telekit.accuracy.curves.curve_standards import CURVE_STANDARDS, Limit, allowed_bad_steps, curve_standard
+from telekit.accuracy.curves.curve_statistics import onset, outliers, spikes, trend
+from telekit.accuracy.curves.judge import judge_curves
+from telekit.accuracy.curves.ratios import micro_batch_means
 from telekit.accuracy.readers.curve import LossCurve
 from telekit.errors import InputError
 

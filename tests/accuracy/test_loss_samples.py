@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from telekit.accuracy.curves import judge_curves
+from telekit.accuracy.curves.judge import judge_curves
 from telekit.accuracy.readers import losses
 
 SAMPLES = os.environ.get("TELEKIT_SAMPLES")

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from telekit.accuracy.metrics import EMPTY, POSITIONS_DIFFER, SHAPES_DIFFER, compare_arrays
-from telekit.accuracy.pairs import BLOCK, ROW
+from telekit.accuracy.measures.metrics import EMPTY, POSITIONS_DIFFER, SHAPES_DIFFER, compare_arrays
+from telekit.accuracy.measures.pairs import BLOCK, ROW
 from telekit.errors import InputError
 
 BF16 = ml_dtypes.bfloat16

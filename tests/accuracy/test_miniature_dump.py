@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
+from telekit.accuracy.measures.summaries import checksum
 from telekit.accuracy.miniature import Config, Fault, Layout, dump, replicas, run, write_dump
 from telekit.accuracy.readers import tensors
-from telekit.accuracy.summaries import checksum
 from telekit.errors import InputError
 
 SMALL = Config(layers=1, hidden=16, heads=2, kv_heads=2, ffn=8, vocabulary=16, sequence=4, batch=4)

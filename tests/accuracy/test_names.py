@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telekit.accuracy.mapping import read_mapping
-from telekit.accuracy.names import Call, canonical, pair_tensors, phase_of, read_call
+from telekit.accuracy.comparing.mapping import read_mapping
+from telekit.accuracy.comparing.names import Call, canonical, pair_tensors, phase_of, read_call
 from telekit.accuracy.readers import NamedTensor, tensors
 from telekit.errors import InputError
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import scipy.special
 
-from telekit.accuracy.emulate import GOLDEN, Arithmetic, Precision
-from telekit.accuracy.operator_cases import OPERATORS, as_dtype, operator
-from telekit.accuracy.value_ranges import RANGES, draw
+from telekit.accuracy.numerics.emulate import GOLDEN, Arithmetic, Precision
+from telekit.accuracy.numerics.operator_cases import OPERATORS, as_dtype, operator
+from telekit.accuracy.numerics.value_ranges import RANGES, draw
 from telekit.errors import InputError
 
 CLOSE = {"rtol": 1e-12, "atol": 1e-13}

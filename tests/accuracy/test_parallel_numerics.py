@@ -5,17 +5,22 @@ import numpy as np
 import pytest
 import scipy.special
 
-from telekit.accuracy.emulate import Precision, reduce_terms
-from telekit.accuracy.expert_combine import expert_parallel, routed_inputs
-from telekit.accuracy.parallel_numerics import (
+from telekit.accuracy.numerics.emulate import Precision, reduce_terms
+from telekit.accuracy.numerics.expert_combine import expert_parallel, routed_inputs
+from telekit.accuracy.numerics.parallel_numerics import (
     column_parallel,
     data_parallel,
     linear_inputs,
     row_parallel,
     sequence_parallel,
 )
-from telekit.accuracy.ring_attention import context_parallel
-from telekit.accuracy.rounding_model import expected_difference, expected_sum, one_rounding, partial_sums
+from telekit.accuracy.numerics.ring_attention import context_parallel
+from telekit.accuracy.numerics.rounding_model import (
+    expected_difference,
+    expected_sum,
+    one_rounding,
+    partial_sums,
+)
 from telekit.errors import InputError
 
 NATIVE = Precision(order="native")

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 
-from telekit.accuracy.phases import LONG, OPEN, PHASES, PREPARATION, SHORT, RunFiles, check_phases
+from telekit.accuracy.curves.phases import LONG, OPEN, PHASES, PREPARATION, SHORT, RunFiles, check_phases
 
 BASE = 3 + 8 * np.exp(-np.arange(1200) / 200)
 ENVIRONMENT = {"HCCL_DETERMINISTIC": "true", "ASCEND_LAUNCH_BLOCKING": "1"}

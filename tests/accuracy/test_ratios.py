@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telekit.accuracy.ratios import constant_ratio, micro_batch_means, name_ratio
+from telekit.accuracy.curves.ratios import constant_ratio, micro_batch_means, name_ratio
 from telekit.errors import InputError
 
 

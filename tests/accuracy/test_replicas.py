@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from telekit.accuracy.replicas import (
+from telekit.accuracy.checks.replicas import (
     check_collective,
     check_replicas,
     compare_replicas,

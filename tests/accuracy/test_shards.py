@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from telekit.accuracy.compare import compare
-from telekit.accuracy.readers import NamedTensor, Tensors
-from telekit.accuracy.shards import (
+from telekit.accuracy.comparing.shards import (
     Rule,
     join_segments,
     join_zigzag,
@@ -18,6 +17,7 @@ from telekit.accuracy.shards import (
     rule_for,
     split_segments,
 )
+from telekit.accuracy.readers import NamedTensor, Tensors
 from telekit.errors import InputError
 
 RNG = np.random.default_rng(5)

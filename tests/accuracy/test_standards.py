@@ -4,9 +4,20 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from telekit.accuracy.comparators import checkpoint_row, judge_rollout, single_point
-from telekit.accuracy.metrics import compare_arrays
-from telekit.accuracy.msprobe import (
+from telekit.accuracy.measures.metrics import compare_arrays
+from telekit.accuracy.measures.operator_errors import (
+    LIMITS,
+    Limits,
+    count_different,
+    operator_errors,
+    relative_errors,
+)
+from telekit.accuracy.measures.pairs import BLOCK
+from telekit.accuracy.measures.summaries import checksum, compare_summaries
+from telekit.accuracy.measures.ulp import ulp_errors
+from telekit.accuracy.standards.comparators import checkpoint_row, judge_rollout, single_point
+from telekit.accuracy.standards.judge import checker_standard, judge, standard, standards
+from telekit.accuracy.standards.msprobe import (
     ALL_RULES_SKIPPED,
     INPUT,
     INPUT_RULES_SKIPPED,
@@ -20,19 +31,8 @@ from telekit.accuracy.msprobe import (
     node_colour,
     summary_reached,
 )
-from telekit.accuracy.operator_errors import (
-    LIMITS,
-    Limits,
-    count_different,
-    operator_errors,
-    relative_errors,
-)
-from telekit.accuracy.pairs import BLOCK
-from telekit.accuracy.standards import checker_standard, judge, standard, standards
-from telekit.accuracy.summaries import checksum, compare_summaries
-from telekit.accuracy.tolerances import closeness, tolerance
-from telekit.accuracy.ulp import ulp_errors
-from telekit.accuracy.verdict import worst
+from telekit.accuracy.standards.tolerances import closeness, tolerance
+from telekit.accuracy.standards.verdict import worst
 from telekit.errors import InputError
 
 BF16 = ml_dtypes.bfloat16

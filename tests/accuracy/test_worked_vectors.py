@@ -4,11 +4,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from telekit.accuracy import msprobe
-from telekit.accuracy.depth import depth_bound, in_epsilons
-from telekit.accuracy.metrics import compare_arrays
-from telekit.accuracy.operator_errors import ACCUMULATIVE, LIMITS, MINIMUM_ERROR, operator_errors
-from telekit.accuracy.operator_rules import (
+from telekit.accuracy.measures.metrics import compare_arrays
+from telekit.accuracy.measures.operator_errors import ACCUMULATIVE, LIMITS, MINIMUM_ERROR, operator_errors
+from telekit.accuracy.measures.pairs import FORMATS
+from telekit.accuracy.measures.summaries import checksum, compare_summaries
+from telekit.accuracy.measures.ulp import ulp_errors
+from telekit.accuracy.standards import msprobe
+from telekit.accuracy.standards.depth import depth_bound, in_epsilons
+from telekit.accuracy.standards.judge import LEVEL_1, LEVEL_2, double_benchmark_for
+from telekit.accuracy.standards.operator_rules import (
     ASCEND_CASES,
     ASCEND_MIXED,
     ASCEND_RATIOS,
@@ -18,11 +22,7 @@ from telekit.accuracy.operator_rules import (
     SHARES,
     ratio,
 )
-from telekit.accuracy.pairs import FORMATS
-from telekit.accuracy.standards import LEVEL_1, LEVEL_2, double_benchmark_for
-from telekit.accuracy.summaries import checksum, compare_summaries
-from telekit.accuracy.tolerances import tolerance
-from telekit.accuracy.ulp import ulp_errors
+from telekit.accuracy.standards.tolerances import tolerance
 
 BF16 = ml_dtypes.bfloat16
 TARGET, GOLDEN = np.array([1, 2, 3, 4.005]), np.array([1.0, 2, 3, 4])

@@ -4,8 +4,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from telekit.accuracy.metrics import compare_arrays
-from telekit.accuracy.standards import judge
+from telekit.accuracy.measures.metrics import compare_arrays
+from telekit.accuracy.standards.judge import judge
 
 SIZE = 1 << 25
 

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from telekit.accuracy.emulate import Precision, matmul
-from telekit.accuracy.harness import run
-from telekit.accuracy.operator_sweeps import error_sweep
-from telekit.accuracy.parallel_numerics import linear_inputs, row_parallel
-from telekit.accuracy.ring_attention import context_parallel
-from telekit.accuracy.rounding import rounded
+from telekit.accuracy.numerics.emulate import Precision, matmul
+from telekit.accuracy.numerics.harness import run
+from telekit.accuracy.numerics.operator_sweeps import error_sweep
+from telekit.accuracy.numerics.parallel_numerics import linear_inputs, row_parallel
+from telekit.accuracy.numerics.ring_attention import context_parallel
+from telekit.accuracy.numerics.rounding import rounded
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn"])

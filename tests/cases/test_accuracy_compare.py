@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from telekit.accuracy.compare import compare
+from telekit.accuracy.comparing.table import row_of
 from telekit.accuracy.readers import NamedTensor, Statistics, Tensors
-from telekit.accuracy.table import row_of
 
 BF16 = ml_dtypes.bfloat16
 

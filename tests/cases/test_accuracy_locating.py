@@ -11,23 +11,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from telekit.accuracy import finding as kinds
-from telekit.accuracy.anomalies import anomalies, finite_statistics
-from telekit.accuracy.case import Case
-from telekit.accuracy.causes import explain
-from telekit.accuracy.depth import depth_bound, in_epsilons
-from telekit.accuracy.determinism import ABSENT, check_scatter, diff_check, first_stale, same_set
-from telekit.accuracy.finding import NEXT_DUMP
-from telekit.accuracy.locate import locate
-from telekit.accuracy.noise import error_of
-from telekit.accuracy.replicas import (
+from telekit.accuracy.causes import finding as kinds
+from telekit.accuracy.causes.case import Case
+from telekit.accuracy.causes.causes import explain
+from telekit.accuracy.causes.finding import NEXT_DUMP
+from telekit.accuracy.checks.anomalies import anomalies, finite_statistics
+from telekit.accuracy.checks.determinism import ABSENT, check_scatter, diff_check, first_stale, same_set
+from telekit.accuracy.checks.replicas import (
     check_replicas,
     invariant_to_split,
     left_out,
     reduction_of,
     shared_gradient,
 )
-from telekit.accuracy.summaries import compare_summaries
+from telekit.accuracy.graph.noise import error_of
+from telekit.accuracy.locating.locate import locate
+from telekit.accuracy.measures.summaries import compare_summaries
+from telekit.accuracy.standards.depth import depth_bound, in_epsilons
 
 sys.path.append(str(Path(__file__).parents[1] / "accuracy"))
 from locating_rows import operator, row, tensor

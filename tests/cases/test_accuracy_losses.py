@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from telekit.accuracy.curve_standards import CurveStandard, Limit
-from telekit.accuracy.curves import judge_curves
-from telekit.accuracy.depth import depth_bound
-from telekit.accuracy.ratios import constant_ratio, micro_batch_means, name_ratio
+from telekit.accuracy.curves.curve_standards import CurveStandard, Limit
+from telekit.accuracy.curves.judge import judge_curves
+from telekit.accuracy.curves.ratios import constant_ratio, micro_batch_means, name_ratio
 from telekit.accuracy.readers.curve import LossCurve
+from telekit.accuracy.standards.depth import depth_bound
 
 
 def curve(loss, start=1, **columns):

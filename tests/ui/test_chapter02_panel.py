@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from chart_checks import assert_draws
 
-from telekit.accuracy.emulate import Precision
-from telekit.accuracy.harness import run_trial, trials
+from telekit.accuracy.numerics.emulate import Precision
+from telekit.accuracy.numerics.harness import run_trial, trials
 from telekit.exercises.operator_faults import DTYPES, METRICS, PLANTS, STANDARDS, planted
 from telekit.ui import known_operators as known
 from telekit.ui import operator_charts as charts

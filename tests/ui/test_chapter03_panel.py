@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from telekit.accuracy.curves import judge_curves
-from telekit.accuracy.depth import depth_bound, in_epsilons
+from telekit.accuracy.curves.judge import judge_curves
 from telekit.accuracy.miniature.faults import FAULTS
 from telekit.accuracy.readers import losses
+from telekit.accuracy.standards.depth import depth_bound, in_epsilons
 from telekit.ui import alignment, curve_shapes, known_alignment
 from telekit.ui.alignment import CLEAN, FACTOR, LAYOUTS, LINE, ONE_RANK, SAME, Trial
 from telekit.ui.panels import chapter03, chapter03_cases

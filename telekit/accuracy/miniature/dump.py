@@ -12,11 +12,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from telekit.accuracy.measures.summaries import checksum
 from telekit.accuracy.miniature.mesh import Array, Place, merge
 from telekit.accuracy.miniature.run import Run
 from telekit.accuracy.miniature.tape import Record
 from telekit.accuracy.readers.named import DumpInfo, NamedTensor, Statistics, Tensors
-from telekit.accuracy.summaries import checksum
 from telekit.errors import bad
 
 _Item = tuple[str, Array, bool]

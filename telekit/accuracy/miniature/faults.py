@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from telekit.accuracy import finding
+from telekit.accuracy.causes import finding
 from telekit.accuracy.miniature.config import Config, Layout
 from telekit.accuracy.miniature.events import Change, Event, Fault, scaled, skip, with_settings
 from telekit.accuracy.miniature.mesh import Array
@@ -32,7 +32,7 @@ class TeachingFault:
     first : str
         Pattern of the operator whose tensors are the first to differ in a merged dump, in graph order.
     kind : str
-        The cause, by the names of `telekit.accuracy.finding`.
+        The cause, by the names of `telekit.accuracy.causes.finding`.
     layout : Layout
         A layout in which it can happen.
     config : Config

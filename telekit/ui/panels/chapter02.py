@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from telekit.accuracy.operator_cases import OPERATORS
-from telekit.accuracy.pairs import format_of
-from telekit.accuracy.rounding_model import one_rounding
-from telekit.accuracy.verdict import ERROR, PASS, SKIP, WARNING
+from telekit.accuracy.measures.pairs import format_of
+from telekit.accuracy.numerics.operator_cases import OPERATORS
+from telekit.accuracy.numerics.rounding_model import one_rounding
+from telekit.accuracy.standards.verdict import ERROR, PASS, SKIP, WARNING
 from telekit.exercises.operator_faults import (
     BY_NAME,
     DTYPES,

@@ -9,10 +9,10 @@ from typing import Any
 import ipywidgets as W  # noqa: N812 (the library's own habit)
 import numpy as np
 
-from telekit.accuracy.depth import depth_bound, in_epsilons
-from telekit.accuracy.graph_errors import GRADIENT
+from telekit.accuracy.graph.graph_errors import GRADIENT
 from telekit.accuracy.miniature.faults import FAULTS
-from telekit.accuracy.parallel_numerics import linear_inputs, row_parallel
+from telekit.accuracy.numerics.parallel_numerics import linear_inputs, row_parallel
+from telekit.accuracy.standards.depth import depth_bound, in_epsilons
 from telekit.ui import alignment as runs
 from telekit.ui import alignment_charts as charts
 from telekit.ui import curve_shapes as shapes

@@ -6,12 +6,12 @@ import html
 from dataclasses import replace
 from typing import Any
 
-from telekit.accuracy import finding
+from telekit.accuracy.causes import finding
 from telekit.accuracy.compared import FORWARD, OPTIMIZER
-from telekit.accuracy.graph_errors import GraphError
+from telekit.accuracy.curves.phases import PHASES, PhaseReport, RunFiles, check_phases
+from telekit.accuracy.graph.graph_errors import GraphError
+from telekit.accuracy.locating.phase_hint import phase_hint
 from telekit.accuracy.miniature.faults import FAULTS
-from telekit.accuracy.phase_hint import phase_hint
-from telekit.accuracy.phases import PHASES, PhaseReport, RunFiles, check_phases
 from telekit.ui import alignment as runs
 from telekit.ui import alignment_charts as charts
 from telekit.ui.alignment import CLEAN, LINE, ONE_RANK, SAME, Trial

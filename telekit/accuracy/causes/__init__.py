@@ -1,0 +1,1 @@
+"""Why an operator differs: ratios, places, missing terms, operators done again, optimizer steps read back."""

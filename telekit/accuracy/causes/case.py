@@ -1,0 +1,149 @@
+"""One tensor that is off, with everything a closer look can use: what it was made from and what stood near."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from telekit.accuracy.compared import Compared
+from telekit.accuracy.graph.nodes import Node
+from telekit.accuracy.graph.noise import wide
+from telekit.accuracy.measures.pairs import Floats
+from telekit.accuracy.measures.summaries import SummaryErrors
+from telekit.accuracy.readers.named import NamedTensor
+
+MAX_ELEMENTS = 1 << 24
+"""Larger tensors are looked at by their first so many elements' rows only where shape allows; else by statistics."""
+_NEAR = 48
+
+
+@dataclass(frozen=True)
+class Known:
+    """A tensor that may explain the difference: its name and both sides' elements."""
+
+    name: str
+    target: Floats | None
+    golden: Floats | None
+
+
+@dataclass(frozen=True)
+class Case:
+    """A tensor that is off.
+
+    Attributes
+    ----------
+    target, golden : ndarray of float64 or None
+        Elements; None in a dump of statistics.
+    name, operator, phase, part : str
+        What it is.
+    epsilon : float
+        Of the run's arithmetic.
+    inputs_error : float
+        Relative error of what it was made from.
+    sizes : mapping of str to float
+        Group sizes and counts.
+    inputs, parameters, near : tuple of Known
+        What it was made from (for a backward also its forward's tensors), and outputs that stand close before it.
+    replicas : tuple of ndarray
+        The target's own tensor of each rank, before merging; empty where they are not known.
+    summary : SummaryErrors or None
+        Where only statistics are known.
+    target_dtype, golden_dtype : str
+        As dumped.
+    target_shape, golden_shape : tuple of int, or None
+        As dumped.
+    """
+
+    target: Floats | None
+    golden: Floats | None
+    name: str = ""
+    operator: str = ""
+    phase: str = ""
+    part: str = ""
+    epsilon: float = 2.0**-23
+    inputs_error: float = 0.0
+    sizes: Mapping[str, float] = field(default_factory=dict)
+    inputs: tuple[Known, ...] = ()
+    parameters: tuple[Known, ...] = ()
+    near: tuple[Known, ...] = ()
+    replicas: tuple[Floats, ...] = ()
+    summary: SummaryErrors | None = None
+    target_dtype: str = ""
+    golden_dtype: str = ""
+    target_shape: tuple[int, ...] | None = None
+    golden_shape: tuple[int, ...] | None = None
+
+    @property
+    def same_shape(self) -> bool:
+        """Whether elements of both sides are there, in one shape, and finite."""
+        t, g = self.target, self.golden
+        return t is not None and g is not None and t.shape == g.shape and t.size > 0
+
+    @property
+    def noise(self) -> float:
+        """Relative error that an explanation may leave: rounding, and what the inputs were off by."""
+        return 3 * self.epsilon + 3 * self.inputs_error
+
+    @property
+    def words(self) -> str:
+        """Operator and tensor in lower case, for what a name tells."""
+        return f"{self.operator} {self.name}".lower()
+
+
+def case_of(
+    row: Compared,
+    node: Node,
+    near: Sequence[Node],
+    sizes: Mapping[str, float],
+    ranks: Mapping[tuple[int | None, str], list[NamedTensor]],
+    epsilon: float,
+    inputs_error: float,
+) -> Case:
+    """Load what a closer look at a row needs; tensors above ``MAX_ELEMENTS`` stay on disk."""
+    before = [r for r in node.before if r.part != "parameters"]
+    parameters = [*node.parameters, *(r for r in node.before if r.part == "parameters")]
+    outputs = [r for n in near if n is not node for r in (*n.inputs, *n.outputs)][-_NEAR:]
+    own = [r for r in (*node.inputs, *node.outputs) if r is not row]
+    replicas = tuple(a for t in ranks.get((row.step, row.name), []) if (a := _loaded(t)) is not None)
+    t, g = row.target, row.golden
+    return Case(
+        _loaded(t), _loaded(g), row.name, node.base, node.phase, row.part, epsilon, inputs_error, dict(sizes),
+        _known([*(r for r in own if r.part == "input"), *before]), _known(parameters),
+        _known([*(r for r in own if r.part != "input"), *outputs]), replicas, row.summary,
+        t.dtype if t is not None else "", g.dtype if g is not None else "",
+        t.shape if t is not None else None, g.shape if g is not None else None,
+    )  # fmt: skip
+
+
+def _loaded(tensor: NamedTensor | None) -> Floats | None:
+    if tensor is None or tensor.shape is None or int(np.prod(tensor.shape)) > MAX_ELEMENTS:
+        return None
+    return wide(tensor)
+
+
+def _known(rows: Sequence[Compared]) -> tuple[Known, ...]:
+    found = [Known(r.name, _loaded(r.target), _loaded(r.golden)) for r in rows]
+    return tuple(k for k in found if k.golden is not None)
+
+
+def fingerprint(tensor: NamedTensor | None) -> object:
+    """Something equal for equal tensors and hardly else: shape and four statistics, or a checksum; None if unknown."""
+    if tensor is None or tensor.shape is None or tensor.kind != "tensor":
+        return None
+    if tensor.md5:
+        return tensor.shape, tensor.md5
+    s = tensor.statistics
+    if s is not None and s.norm is not None:
+        return tensor.shape, s.max, s.min, s.mean, s.norm
+    found = wide(tensor)
+    if found is None or not found.size:
+        return None
+    return (
+        tensor.shape,
+        float(found.sum()),
+        float(found.max()),
+        float(found.min()),
+        float(np.abs(found).sum()),
+    )

@@ -1,0 +1,200 @@
+"""Causes that show in where a tensor differs: some rows or columns alone, or a factor for each row or column."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from telekit.accuracy.causes import finding as kinds
+from telekit.accuracy.causes.case import Case
+from telekit.accuracy.causes.cause_values import taken_away
+from telekit.accuracy.causes.finding import Cause
+from telekit.accuracy.measures.pairs import Array, Floats
+
+_ATTENTION = ("attn", "attention", "softmax", "score", "mask")
+_NORM = ("norm", "ln_", "rms")
+_ROUTER = ("router", "gate", "topk", "moe")
+
+
+def place_causes(case: Case) -> Iterator[Cause]:
+    """Look along every axis, then for factors by row and by column."""
+    yield from _confined(case)
+    yield from _by_row(case)
+    yield from _by_column(case)
+    yield from _rows_that_sum(case)
+
+
+def _confined(case: Case) -> Iterator[Cause]:
+    """Error on a part of an axis' indices, none on the others."""
+    t, g = case.target, case.golden
+    assert t is not None and g is not None
+    best: tuple[float, int, Array] | None = None
+    for axis in range(t.ndim):
+        n = t.shape[axis]
+        if n < 2:
+            continue
+        others = tuple(a for a in range(t.ndim) if a != axis)
+        error = np.sqrt(((t - g) ** 2).sum(axis=others))
+        scale = np.sqrt((g**2).sum(axis=others))
+        typical = np.maximum(scale, 0.01 * float(scale.max()))
+        relative = error / np.maximum(typical, 1e-300)
+        limit = max(case.noise, 0.05 * float(relative.max()))
+        bad = relative > limit
+        share = float(bad.mean())
+        if 0 < share <= 0.75 and (best is None or share < best[0]):
+            best = (share, axis, bad)
+    if best is None:
+        return
+    share, axis, bad = best
+    where = np.flatnonzero(bad)
+    rows = np.moveaxis(t, axis, 0)[bad]
+    last = axis == t.ndim - 1
+    said = f"axis {axis} (of {t.shape}): {where.size} of {bad.size} indices differ, {_listed(where)}"
+    if not rows.any():
+        kind = kinds.ZERO if last else kinds.DROPPED
+        yield Cause(kind, 0.85, f"{said}; the target is 0 there")
+        return
+    piece = _piece(bad, case)
+    if piece:
+        yield Cause(kinds.ONE_SHARD, 0.7, f"{said}: {piece}")
+    words = case.words
+    if not last and any(w in words for w in _ATTENTION):
+        yield Cause(kinds.MASK, 0.6, f"{said}: a mask, positions or padding")
+    elif not last and any(w in words for w in _ROUTER) and share < 0.5:
+        yield Cause(kinds.ROUTER, 0.55, f"{said}: tokens that chose, or kept, other experts")
+    yield Cause(kinds.LOCAL, 0.5 * (1 - share) + 0.1, said)
+
+
+def _listed(where: Array) -> str:
+    if where.size > 1 and where[-1] - where[0] == where.size - 1:
+        return f"{where[0]} to {where[-1]}"
+    return ", ".join(str(i) for i in where[:8]) + ("…" if where.size > 8 else "")
+
+
+def _piece(bad: Array, case: Case) -> str:
+    """Whether the indices are one aligned piece of as many as a known group has ranks."""
+    where, n = np.flatnonzero(bad), bad.size
+    if where[-1] - where[0] != where.size - 1 or n % where.size:
+        return ""
+    count = n // where.size
+    names = [k for k, s in case.sizes.items() if s == count and count > 1]
+    if where[0] % where.size or (not names and case.sizes):
+        return ""
+    said = f" of {' or '.join(names)}" if names else ""
+    return f"piece {where[0] // where.size} of {count}{said}"
+
+
+def _by_row(case: Case) -> Iterator[Cause]:
+    """Find a factor for each row (token): the norm's or the softmax's denominator, router weights."""
+    t, g = case.target, case.golden
+    assert t is not None and g is not None
+    if t.ndim < 2 or t.shape[-1] < 4 or t.size // t.shape[-1] < 3:
+        return
+    a, b = t.reshape(-1, t.shape[-1]), g.reshape(-1, g.shape[-1])
+    square = (b * b).sum(axis=1)
+    factor = np.where(square > 0, (a * b).sum(axis=1) / np.where(square > 0, square, 1), 1.0)
+    share = taken_away(case, (factor[:, None] * b).reshape(t.shape))
+    spread = float(np.std(factor))
+    if share < 0.7 or spread < 1e-12 or spread < 0.1 * abs(float(np.mean(factor)) - 1):
+        return
+    said = f"each row is a multiple of golden's, {factor.min():.4g} to {factor.max():.4g}"
+    size = np.sqrt(square)
+    order = float(np.corrcoef(np.abs(factor - 1), size)[0, 1]) if np.std(size) > 0 else 0.0
+    if any(w in case.words for w in _NORM):
+        yield Cause(
+            kinds.NORM_EPSILON,
+            0.7 * share,
+            f"{said}: the norm's denominator (its eps, or what it averages over)",
+        )
+        return
+    kind = kinds.ROUTER if any(w in case.words for w in _ROUTER) else kinds.NORMALISATION
+    yield Cause(
+        kind, 0.65 * share, f"{said} (correlation with the rows' norm {order:.2f}): a denominator by row"
+    )
+
+
+def _by_column(case: Case) -> Iterator[Cause]:
+    """Find a factor for each channel: a weight left out, taken twice, or read as 1 + w."""
+    t, g = case.target, case.golden
+    assert t is not None and g is not None
+    if t.ndim < 2 or t.shape[-1] < 2 or t.size // t.shape[-1] < 4:
+        return
+    a, b = t.reshape(-1, t.shape[-1]), g.reshape(-1, g.shape[-1])
+    square = (b * b).sum(axis=0)
+    factor = np.where(square > 0, (a * b).sum(axis=0) / np.where(square > 0, square, 1), 1.0)
+    share = taken_away(case, factor * b.reshape(g.shape))
+    if share < 0.7 or float(np.std(factor)) < 1e-3:
+        return
+    for k in case.parameters:
+        w = k.golden
+        if w is None or w.shape != factor.shape:
+            continue
+        for what, expected in (
+            ("left out", 1 / np.where(w == 0, np.inf, w)),
+            ("taken twice", w),
+            ("read as 1 + w", (1 + w) / w),
+        ):
+            if np.allclose(factor, expected, rtol=0.05 + case.noise, atol=1e-6):
+                yield Cause(
+                    kinds.CHANNEL_WEIGHT,
+                    0.95 * share,
+                    f"channels differ by a factor each: {k.name} is {what}",
+                )
+                return
+    ones = np.abs(factor - 1) < max(case.noise, 1e-3)
+    if not ones.any():
+        yield Cause(
+            kinds.CHANNEL_WEIGHT,
+            0.65 * share,
+            f"each channel is a multiple of golden's, {factor.min():.4g} to {factor.max():.4g}",
+        )
+
+
+def _rows_that_sum(case: Case) -> Iterator[Cause]:
+    """Golden's rows are probabilities: how the target's are not the same ones."""
+    t, g = case.target, case.golden
+    assert t is not None and g is not None
+    if t.ndim < 2 or (g < 0).any() or (t < 0).any() or t.shape[-1] < 2:
+        return
+    a, b = t.reshape(-1, t.shape[-1]), g.reshape(-1, g.shape[-1])
+    near = max(0.01, 4 * case.epsilon)
+    of_golden, of_target = b.sum(axis=1), a.sum(axis=1)
+    if not (np.abs(of_golden - 1) < near).all():
+        if (np.abs(of_target - 1) < near).all():
+            kind = kinds.ROUTER if any(w in case.words for w in _ROUTER) else kinds.NORMALISATION
+            yield Cause(kind, 0.85, "the target's rows sum to 1, golden's do not: normalised once too often")
+        return
+    if not (np.abs(of_target - 1) < near).all():
+        kind = kinds.ROUTER if any(w in case.words for w in _ROUTER) else kinds.NORMALISATION
+        text = f"golden's rows sum to 1, the target's to {of_target.min():.4g} to {of_target.max():.4g}: not normalised"
+        yield Cause(kind, 0.88, text)
+        return
+    zeros = (a == 0) != (b == 0)
+    if zeros.any():
+        opened = int(((a != 0) & (b == 0)).sum())
+        text = f"{opened} places open that golden closes, {int(zeros.sum()) - opened} closed that it opens"
+        kind = kinds.ROUTER if any(w in case.words for w in _ROUTER) else kinds.MASK
+        yield Cause(kind, 0.9, f"probabilities are zero at other places: {text}")
+        return
+    slope, left = _power(a, b)
+    if left < 0.02 and abs(slope - 1) > 0.02:
+        yield Cause(
+            kinds.SOFTMAX_SCALE,
+            0.92,
+            f"log-probabilities of each row are {slope:.4g} times golden's: the scale before the softmax",
+        )
+
+
+def _power(a: Floats, b: Floats) -> tuple[float, float]:
+    """Fit ``log a = slope * log b + constant of the row``; return slope and what is left of the variance."""
+    both = (a > 0) & (b > 0)
+    x, y = np.log(np.where(both, b, 1.0)), np.log(np.where(both, a, 1.0))
+    count = np.maximum(both.sum(axis=1, keepdims=True), 1)
+    x = np.where(both, x - x.sum(axis=1, keepdims=True) / count, 0.0)
+    y = np.where(both, y - y.sum(axis=1, keepdims=True) / count, 0.0)
+    square = float((x * x).sum())
+    if not square or not y.any():
+        return 1.0, 1.0
+    slope = float((x * y).sum()) / square
+    return slope, float(((y - slope * x) ** 2).sum() / (y * y).sum())

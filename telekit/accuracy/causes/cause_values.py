@@ -1,0 +1,267 @@
+"""Causes that the values of one tensor show: a factor, an order, zeros, an overflow, a coarser type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import sqrt
+
+import numpy as np
+
+from telekit.accuracy.causes import finding as kinds
+from telekit.accuracy.causes.case import Case
+from telekit.accuracy.causes.finding import Cause
+from telekit.accuracy.compared import BACKWARD
+from telekit.accuracy.curves.ratios import constant_ratio, name_ratio
+from telekit.accuracy.graph.noise import representable
+from telekit.accuracy.measures.pairs import FORMATS, Floats
+
+_TYPES = ("float8_e5m2", "float8_e4m3fn", "bfloat16", "float16", "float32")
+
+
+def taken_away(case: Case, hypothesis: Floats) -> float:
+    """Return how much of the difference a hypothesis explains, 0 to 1; 0 where more than a fifth is left."""
+    t, g = case.target, case.golden
+    assert t is not None and g is not None
+    if hypothesis.shape != t.shape:
+        return 0.0
+    whole, left = _norm(t - g), _norm(t - hypothesis)
+    if not whole or not np.isfinite(left):
+        return 0.0
+    share = left / whole
+    if share > 0.2 and left > case.noise * _norm(t):
+        return 0.0
+    return max(0.0, 1.0 - share) if share < 0.5 else 0.0
+
+
+def _norm(array: Floats) -> float:
+    return float(np.linalg.norm(np.asarray(array).ravel()))
+
+
+def shape_causes(case: Case) -> Iterator[Cause]:
+    """Shapes that differ: a piece of the whole, several copies, or a transpose."""
+    a, b = case.target_shape, case.golden_shape
+    if a is None or b is None or a == b:
+        return
+    text = f"target {a}, golden {b}"
+    if sorted(a) == sorted(b):
+        yield Cause(kinds.SHAPE, 0.8, f"{text}: axes stand in another order")
+        return
+    n, m = int(np.prod(a)), int(np.prod(b))
+    names = name_ratio(n / m, case.sizes) if n and m else ()
+    said = f": {names[0].what} pieces were not joined, or joined twice" if names else ""
+    yield Cause(kinds.SHAPE, 0.7, text + said)
+
+
+def overflow_causes(case: Case) -> Iterator[Cause]:
+    """NaN and Inf that golden has not, or values stuck at the largest of a type."""
+    t, g = case.target, case.golden
+    if t is None or g is None or t.shape != g.shape or not t.size:
+        s = case.summary
+        if s is not None:
+            bad = [k for k, v in s.target.items() if v is not None and not np.isfinite(v)]
+            if bad and all(np.isfinite(s.golden[k] or 0.0) for k in bad):
+                yield Cause(
+                    kinds.OVERFLOW, 0.9, f"{', '.join(bad)} of the target are not finite, golden's are"
+                )
+        return
+    special = ~np.isfinite(t) & np.isfinite(g)
+    if special.any():
+        kind = f"{int(np.isnan(t[special]).sum())} NaN and {int(np.isinf(t[special]).sum())} Inf"
+        first = tuple(int(i) for i in np.argwhere(special)[0])
+        yield Cause(kinds.OVERFLOW, 0.95, f"{kind} of {t.size} where golden is finite, the first at {first}")
+        return
+    for name in ("float16", "float8_e4m3fn", "float8_e5m2"):
+        top = FORMATS[name].maximum
+        stuck = (np.abs(t) == top) & (np.abs(g) > top * 1.01)
+        if stuck.any() and (np.abs(t[np.isfinite(t)]) <= top).all():
+            yield Cause(
+                kinds.OVERFLOW, 0.9, f"{int(stuck.sum())} values stand at {top:g}, the largest of {name}"
+            )
+
+
+def zero_causes(case: Case) -> Iterator[Cause]:
+    """Find a target that is all zero, and one that is noise around a golden that is."""
+    t, g = case.target, case.golden
+    assert t is not None and g is not None
+    if not t.any() and g.any():
+        yield Cause(kinds.ZERO, 0.95, f"every element of the target is 0, golden's norm is {_norm(g):.3g}")
+    if not g.any() and t.any():
+        inputs = max((_norm(k.golden) for k in case.inputs if k.golden is not None), default=0.0)
+        if _norm(t) <= 4 * case.epsilon * inputs:
+            yield Cause(kinds.NEAR_ZERO, 0.7, "golden is 0 and the target is rounding of what cancels")
+
+
+def ratio_causes(case: Case) -> Iterator[Cause]:
+    """One factor on every element."""
+    t, g = case.target, case.golden
+    assert t is not None and g is not None
+    fit = constant_ratio(t, g)
+    if fit is None or abs(fit.ratio - 1) < max(0.25 * case.epsilon, 1e-9):
+        return
+    share = taken_away(case, fit.ratio * g)
+    if not share:
+        return
+    if t.size == 1 or np.count_nonzero(g) <= 1:
+        share *= 0.5  # any single number is a multiple of another
+    c = fit.ratio
+    if c < 0:
+        yield Cause(kinds.SIGN, 0.97 * share, f"target is {c:.4g} times golden")
+        return
+    names = name_ratio(
+        c, case.sizes, quantity="gradient" if case.phase == BACKWARD else "value", spread=fit.spread
+    )
+    said = f": {names[0].text}" if names else ", a factor that no known size explains"
+    text = f"target is {c:.6g} times golden everywhere (spread {fit.spread:.2g}){said}"
+    size = next(
+        (n for n in names if n.what not in ("group", "tokens", "loss_scale") and n.confidence > 0.3), None
+    )
+    words = case.words
+    if case.phase == BACKWARD:
+        yield Cause(kinds.GRADIENT_SCALING, 0.95 * share, text)
+        if size is not None and c > 1:
+            yield Cause(kinds.DOUBLE_REDUCTION, 0.6 * share, text)
+        return
+    if (
+        any(w in words for w in ("softmax", "score", "attn", "attention"))
+        and _head_scale(c, case)
+        and size is None
+    ):
+        yield Cause(
+            kinds.SOFTMAX_SCALE, 0.85 * share, f"{text}; a power of a head's width is left out or added"
+        )
+    if size is not None and c > 1:
+        yield Cause(kinds.DOUBLE_REDUCTION, 0.9 * share, text)
+    if size is not None and c < 1:
+        yield Cause(kinds.MISSING_REDUCTION, 0.6 * share, text)
+    yield Cause(kinds.SCALED, (0.75 if size is not None else 0.9) * share, text)
+
+
+def _head_scale(ratio: float, case: Case) -> bool:
+    """Whether a ratio is a power of a plausible head width (or of the usual ones)."""
+    widths = {k.golden.shape[-1] for k in case.inputs if k.golden is not None and k.golden.ndim} | {
+        8,
+        16,
+        32,
+        64,
+        128,
+    }
+    return any(abs(np.log(ratio / d**p)) < 0.01 for d in widths if d > 1 for p in (-1.0, -0.5, 0.5, 1.0))
+
+
+def permutation_causes(case: Case) -> Iterator[Cause]:
+    """Find the same values in another order."""
+    t, g = case.target, case.golden
+    assert t is not None and g is not None
+    if t.size < 4 or np.unique(g).size < 3:
+        return
+    a, b = np.sort(t.ravel()), np.sort(g.ravel())
+    left, whole = _norm(a - b), _norm(t - g)
+    if left <= max(2 * case.epsilon * _norm(g), 0.02 * whole) and left < 0.05 * whole:
+        how = _order(t, g)
+        yield Cause(
+            kinds.PERMUTATION,
+            0.95 - left / whole,
+            f"the same values in another order{how}; statistics are equal",
+        )
+        return
+    for axis in range(t.ndim):
+        text = _copies(t, g, axis, case.noise)
+        if text:
+            yield Cause(kinds.DUPLICATED, 0.85, text)
+            return
+
+
+def _rows(array: Floats, axis: int) -> Floats:
+    return np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1)
+
+
+def _match(t: Floats, g: Floats, axis: int, noise: float) -> Floats | None:
+    """For each slice of the target along an axis the golden slice it equals; None where one has none."""
+    a, b = _rows(t, axis), _rows(g, axis)
+    if not 2 <= len(a) <= 4096 or (a.shape[1] < 2 and np.unique(b).size < len(b)):
+        return None
+    probe = np.random.default_rng(0).standard_normal((b.shape[1], 2)) / sqrt(b.shape[1])
+    pa, pb = a @ probe, b @ probe
+    nearest = np.abs(pa[:, None, 0] - pb[None, :, 0]) + np.abs(pa[:, None, 1] - pb[None, :, 1])
+    found = nearest.argmin(axis=1)
+    size = np.linalg.norm(b[found], axis=1)
+    return found if (np.linalg.norm(a - b[found], axis=1) <= (noise + 1e-12) * size).all() else None
+
+
+def _order(t: Floats, g: Floats) -> str:
+    if t.ndim == 2 and t.shape == g.T.shape and np.array_equal(t, g.T):
+        return ": transposed"
+    for axis in range(t.ndim):
+        found = _match(t, g, axis, 1e-6)
+        if found is None or np.array_equal(found, np.arange(len(found))):
+            continue
+        blocks = _blocks(found)
+        said = (
+            f"blocks of {len(found) // len(blocks)} in the order {blocks}"
+            if blocks
+            else f"slices {found[:8].tolist()}…"
+        )
+        swiglu = blocks is not None and len(blocks) in (2, 4, 8, 16, 32)
+        hint = ": gate and up halves, or shards, joined without (or with) interleaving" if swiglu else ""
+        return f": axis {axis}, {said}{hint}"
+    return ""
+
+
+def _blocks(found: Floats) -> list[int] | None:
+    """Order of the largest equal blocks that were moved as a whole."""
+    n = len(found)
+    for count in range(2, min(n, 64) + 1):
+        if n % count == 0:
+            rows = found.reshape(count, -1)
+            if (np.diff(rows, axis=1) == 1).all() and (rows[:, 0] % rows.shape[1] == 0).all():
+                return [int(r // rows.shape[1]) for r in rows[:, 0]]
+    return None
+
+
+def _copies(t: Floats, g: Floats, axis: int, noise: float) -> str:
+    """Every slice is one of golden's, but some stand twice and others are missing."""
+    found = _match(t, g, axis, max(noise, 1e-9))
+    if found is None or np.array_equal(found, np.arange(len(found))):
+        return ""
+    distinct = np.unique(found).size
+    if distinct == len(found) or distinct == 1:
+        return ""
+    return (
+        f"axis {axis}: {distinct} of golden's {len(found)} slices stand in the target: {found[:8].tolist()}"
+    )
+
+
+def dtype_causes(case: Case) -> Iterator[Cause]:
+    """Find an error of a coarser type's size, or values that all fit one."""
+    t, g = case.target, case.golden
+    assert t is not None and g is not None
+    a, b = t[np.isfinite(t) & (t != 0)][:65536], g[np.isfinite(g) & (g != 0)][:65536]
+    if a.size < 16 or not _norm(g) or np.unique(a).size < 8:
+        return
+    error = _norm(t - g) / _norm(g)
+    for name in _TYPES:
+        epsilon = FORMATS[name].epsilon
+        if epsilon <= case.epsilon * 2:
+            continue
+        if representable(a, name) and not representable(b, name):
+            if error <= 4 * epsilon:
+                text = f"every value fits {name}, golden's do not; the error is {error / epsilon:.2g} of its epsilon"
+                yield Cause(kinds.WRONG_DTYPE, 0.9, text)
+            return
+    if error > 40 * case.epsilon and not case.inputs_error > 0.1 * error:
+        for name in ("float32", "float16", "bfloat16"):
+            epsilon = FORMATS[name].epsilon
+            if 0.05 * epsilon <= error <= 2 * epsilon and _unstructured(t - g, g):
+                yield Cause(
+                    kinds.WRONG_DTYPE,
+                    0.6,
+                    f"the error {error:.3g} has the size of {name}'s rounding ({epsilon:.3g})",
+                )
+                return
+
+
+def _unstructured(d: Floats, g: Floats) -> bool:
+    """Whether a difference looks like rounding: spread over most elements, without a common sign."""
+    nonzero = int(np.count_nonzero(d)) / max(int(np.count_nonzero(g)), 1)
+    lean = abs(float(np.vdot(d, g))) / max(_norm(d) * _norm(g), 1e-300)
+    return bool(nonzero > 0.3 and lean < 0.3)

@@ -1,0 +1,134 @@
+"""Causes that show between ranks: what each of them holds of the located tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from telekit.accuracy.causes import finding as kinds
+from telekit.accuracy.causes.case import Case
+from telekit.accuracy.causes.finding import Cause
+from telekit.accuracy.checks.replicas import compare_replicas, reduction_of
+from telekit.accuracy.compared import BACKWARD
+from telekit.accuracy.measures.pairs import Floats
+
+_MATCH = 0.2
+
+
+def rank_causes(case: Case) -> Iterator[Cause]:
+    """Replicas that differ, and whether their sum is what golden has."""
+    g = case.golden
+    assert g is not None
+    if len(case.replicas) < 2:
+        return
+    for piece, (arrays, ranks) in pieces(case.replicas, g).items():
+        if len(arrays) < 2:
+            continue
+        found = compare_replicas(arrays)
+        part = g[piece_slice(piece, g)] if piece else g
+        if found.equal:
+            yield from _equal(case, arrays[0], part, len(arrays))
+            continue
+        if case.part != "parameters_grad" and found.spread < 2 * case.epsilon:
+            continue
+        how = reduction_of(arrays, part, max(0.02, case.noise))
+        where = f"piece {piece}" if piece else "the tensor"
+        said = f"ranks {ranks} hold {where} with differences of {found.spread:.3g} of its norm"
+        if how:
+            if _taken(case, arrays, piece):
+                yield Cause(
+                    kinds.MISSING_REDUCTION,
+                    0.96,
+                    f"{said}, and {how} is golden: the reduction over them is missing{_group(len(arrays), case)}",
+                )
+                return
+        elif case.phase == BACKWARD or case.part == "output":
+            yield Cause(kinds.MISSING_REDUCTION, 0.55, f"{said}: they should hold the same")
+            return
+
+
+def _equal(case: Case, array: Floats, golden: Floats, ranks: int) -> Iterator[Cause]:
+    """Equal on all ranks but a multiple of golden by the number of ranks: reduced twice."""
+    norm = float(np.vdot(golden, golden))
+    if not norm:
+        return
+    factor = float(np.vdot(array, golden)) / norm
+    left = float(np.linalg.norm((array - factor * golden).ravel())) / max(
+        float(np.linalg.norm(array.ravel())), 1e-300
+    )
+    sizes = {n: s for n, s in case.sizes.items() if s > 1}
+    names = [n for n, s in sizes.items() if abs(factor / s - 1) < 0.01]
+    if left < max(0.02, case.noise) and names and case.phase != BACKWARD:
+        text = f"all {ranks} ranks hold the same, {factor:.4g} times golden: reduced twice over {' or '.join(names)}"
+        yield Cause(kinds.DOUBLE_REDUCTION, 0.93, text)
+
+
+def _taken(case: Case, arrays: Sequence[Floats], piece: Piece | None) -> bool:
+    """Whether the merged target took one rank's, rather than their sum."""
+    t = case.target
+    assert t is not None
+    part = t[piece_slice(piece, t)] if piece else t
+    norm = float(np.linalg.norm(part.ravel()))
+    return any(float(np.linalg.norm((part - a).ravel())) <= 0.01 * norm for a in arrays)
+
+
+def _group(ranks: int, case: Case) -> str:
+    names = [n for n, s in case.sizes.items() if s == ranks and s > 1]
+    if "expert" in case.words:
+        names = ["the replicas of an expert", *(n for n in names if n != "ep")]
+    return f" ({' or '.join(names)})" if names else ""
+
+
+Piece = tuple[int, int, int, int]
+"""Axis, number of pieces, which of them, and blocks that are each split (2 for gate and up)."""
+
+
+def pieces(arrays: Sequence[Floats], golden: Floats) -> dict[Piece | None, tuple[list[Floats], list[int]]]:
+    """Sort ranks' tensors by the piece of golden they hold: all of it, or the most similar part along an axis."""
+    found: dict[Piece | None, tuple[list[Floats], list[int]]] = {}
+    for rank, a in enumerate(arrays):
+        key: Piece | None = None
+        if a.shape != golden.shape:
+            best = _piece_of(a, golden)
+            if best is None:
+                continue
+            key = best
+        group = found.setdefault(key, ([], []))
+        group[0].append(a)
+        group[1].append(rank)
+    return found
+
+
+def _piece_of(array: Floats, golden: Floats) -> Piece | None:
+    if array.ndim != golden.ndim:
+        return None
+    axes = [i for i in range(array.ndim) if array.shape[i] != golden.shape[i]]
+    if len(axes) != 1 or not array.shape[axes[0]] or golden.shape[axes[0]] % array.shape[axes[0]]:
+        return None
+    axis = axes[0]
+    count = golden.shape[axis] // array.shape[axis]
+    best: tuple[float, Piece] | None = None
+    for blocks in (1, 2):
+        if array.shape[axis] % blocks:
+            continue
+        for index in range(count):
+            key = (axis, count, index, blocks)
+            part = golden[piece_slice(key, golden)]
+            norm = float(np.linalg.norm(part.ravel()) * np.linalg.norm(array.ravel()))
+            close = abs(float(np.vdot(part, array))) / norm if norm else 0.0
+            if best is None or close > best[0]:
+                best = (close, key)
+    return best[1] if best is not None and best[0] > _MATCH else None
+
+
+def piece_slice(piece: Piece, golden: Floats) -> tuple[Any, ...]:
+    """Index of a piece in golden."""
+    axis, count, index, blocks = piece
+    block = golden.shape[axis] // blocks
+    part = block // count
+    where = np.concatenate(
+        [np.arange(b * block + index * part, b * block + (index + 1) * part) for b in range(blocks)]
+    )
+    return (*(slice(None) for _ in range(axis)), where)

@@ -1,0 +1,346 @@
+"""Operators done again from what they were given: first as golden did, and where that agrees, with a fault in it.
+
+No hypothesis is tried on an operator that cannot be reproduced from its dumped inputs: agreement with golden is
+what makes a guess at the operator's meaning a fact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+import numpy as np
+
+from telekit.accuracy.causes import finding as kinds
+from telekit.accuracy.causes.case import Case, Known
+from telekit.accuracy.causes.cause_values import taken_away
+from telekit.accuracy.causes.finding import Cause
+from telekit.accuracy.causes.redo_attention import attention_causes
+from telekit.accuracy.causes.redo_router import balance_causes, router_causes
+from telekit.accuracy.measures.pairs import Array, Floats
+
+_EPS = (0.0, 1e-12, 1e-8, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+_PIECES = 12
+
+
+def redo_causes(case: Case) -> Iterator[Cause]:
+    """Try every operator that the located tensor may have come from."""
+    yield from _linear(case)
+    yield from _norm(case)
+    yield from _gated(case)
+    yield from _rotary(case)
+    yield from attention_causes(case)
+    yield from router_causes(case)
+    yield from balance_causes(case)
+    yield from _embedding_gradient(case)
+
+
+def agrees(value: Floats, golden: Floats, case: Case, times: float = 4.0) -> bool:
+    """Whether golden was reproduced within rounding."""
+    norm = float(np.linalg.norm(golden.ravel()))
+    if value.shape != golden.shape:
+        return False
+    return bool(float(np.linalg.norm((value - golden).ravel())) <= max(times * case.epsilon, 1e-6) * norm)
+
+
+def counts(case: Case) -> list[tuple[int, str]]:
+    """Into how many pieces something may be split: known sizes, else 2, 4 and 8."""
+    known = [(int(s), n) for n, s in case.sizes.items() if 1 < s <= 64 and n not in ("tokens", "loss_scale")]
+    return (known or [(2, ""), (4, ""), (8, "")])[:_PIECES]
+
+
+def _matrices(case: Case) -> Iterator[tuple[str, Known, Known, Floats, Floats]]:
+    """Pairs whose product is golden, as (rows, inner) and (inner, columns)."""
+    g = case.golden
+    assert g is not None
+    if g.ndim < 2:
+        return
+    flat = g.reshape(-1, g.shape[-1])
+    known = [*case.inputs, *case.parameters]
+    for x, w in product(known, known):
+        if x is w or x.golden is None or w.golden is None or x.golden.ndim < 2 or w.golden.ndim < 2:
+            continue
+        a, b = x.golden.reshape(-1, x.golden.shape[-1]), w.golden.reshape(-1, w.golden.shape[-1])
+        options = (("x w^T", a, b.T), ("x w", a, b), ("x^T y", a.T, b))
+        for how, left, right in options:
+            fits = left.shape[1] == right.shape[0] and (left.shape[0], right.shape[1]) == flat.shape
+            if fits and left.size * right.shape[1] <= 1 << 31:
+                yield how, x, w, left, right
+
+
+def _linear(case: Case) -> Iterator[Cause]:
+    """Try a product of which only a part of the inner dimension was summed, or whose weight was used otherwise."""
+    t, g = case.target, case.golden
+    assert t is not None and g is not None
+    flat = g.reshape(-1, g.shape[-1])
+    for how, x, w, left, right in _matrices(case):
+        rest = flat - left @ right
+        bias = rest.mean(axis=0) if not agrees(left @ right, flat, case) else np.zeros(flat.shape[1])
+        if not agrees(left @ right + bias, flat, case):
+            continue
+        names = f"{x.name} and {w.name}"
+        square = right.shape[0] == right.shape[1]
+        if square and taken_away(case, (left @ right.T + bias).reshape(g.shape)) > 0.9:
+            text = f"the target is the product of {names} with the weight transposed"
+            yield Cause(kinds.PERMUTATION, 0.93, text)
+        yield from _sums(case, how, x, left, right, bias, names)
+        return
+
+
+def _sums(
+    case: Case, how: str, x: Known, left: Floats, right: Floats, bias: Floats, names: str
+) -> Iterator[Cause]:
+    """Find with which factor each rank's part of the inner dimension counts in the target."""
+    t, g = case.target, case.golden
+    assert t is not None and g is not None
+    for n, name in counts(case):
+        for pieces in _inner(how, x, left.shape[1], n):
+            parts = np.stack([(left[:, p] @ right[p]).ravel() for p in pieces], axis=1)
+            factors, *_ = np.linalg.lstsq(parts, (t.reshape(-1, t.shape[-1]) - bias).ravel(), rcond=1e-9)
+            share = taken_away(case, ((parts @ factors).reshape(-1, t.shape[-1]) + bias).reshape(g.shape))
+            if share < 0.85 or np.ptp(factors) < 0.05:
+                continue
+            of = f" ({name})" if name else ""
+            times = np.round(factors, 3).tolist()
+            said = f"inside the product of {names}, the parts of {n} ranks{of} count {times} times"
+            zero = np.abs(factors) < 0.03
+            if zero.any():
+                yield Cause(
+                    kinds.MISSING_REDUCTION,
+                    0.94 * share,
+                    f"{said}: the sum over them is missing, or a part of it",
+                )
+            else:
+                yield Cause(kinds.ONE_SHARD, 0.9 * share, f"{said}: one rank's part is scaled")
+            return
+
+
+def _inner(how: str, x: Known, size: int, n: int) -> Iterator[list[Array]]:
+    """Ways to deal the inner dimension to n ranks: aligned pieces; of tokens also along each axis, and zigzag."""
+    index = np.arange(size)
+    if size % n == 0:
+        yield np.split(index, n)
+    if how != "x^T y" or x.golden is None or x.golden.ndim < 3:
+        return
+    grid = index.reshape(x.golden.shape[:-1])
+    for axis in range(1, grid.ndim):
+        if grid.shape[axis] % n == 0:
+            yield [part.ravel() for part in np.split(grid, n, axis=axis)]
+        if grid.shape[axis] % (2 * n) == 0:  # context parallel deals positions zigzag
+            parts = np.split(grid, 2 * n, axis=axis)
+            yield [np.concatenate([parts[k].ravel(), parts[2 * n - 1 - k].ravel()]) for k in range(n)]
+
+
+def _norm(case: Case) -> Iterator[Cause]:
+    """RMSNorm or LayerNorm with another eps, without its weight, or the one for the other."""
+    t, g = case.target, case.golden
+    assert t is not None and g is not None
+    if case.phase != "forward":
+        return
+    weights = [k for k in case.parameters if k.golden is not None and k.golden.shape == g.shape[-1:]]
+    for x, w in product(case.inputs, [*weights, None]):
+        if x.golden is None or x.golden.shape != g.shape:
+            continue
+        weight = np.ones(g.shape[-1]) if w is None or w.golden is None else w.golden
+        for centred in (False, True):
+            found = _epsilon_of(x.golden, weight, g, centred)
+            if found is None or not agrees(_normed(x.golden, weight, found, centred), g, case):
+                continue
+            # from the target's own input, so that what the input is off by does not count
+            own = x.golden if x.target is None or x.target.shape != g.shape else x.target
+            other = _epsilon_of(own, weight, t, centred)
+            what = "LayerNorm" if centred else "RMSNorm"
+            if other is not None:
+                norm = float(np.linalg.norm(t.ravel()))
+                whole, left = (
+                    float(np.linalg.norm((t - _normed(own, weight, e, centred)).ravel()))
+                    for e in (found, other)
+                )
+                share = 1 - left / whole if whole > 0.4 * case.epsilon * norm else 0.0
+                share = min(1.0, share + 0.4) if share > 0.4 else 0.0
+                if share > 0.8:
+                    yield Cause(
+                        kinds.NORM_EPSILON,
+                        0.96 * share,
+                        f"{what} with eps {other:.3g} gives the target, with {found:.3g} golden",
+                    )
+            for text, value in (
+                ("the other of RMSNorm and LayerNorm", _normed(x.golden, weight, found, not centred)),
+                (f"{what} with a weight of 1 + w", _normed(x.golden, 1 + weight, found, centred)),
+                (f"{what} without its weight", _normed(x.golden, np.ones_like(weight), found, centred)),
+            ):
+                share = taken_away(case, value)
+                if share > 0.8:
+                    yield Cause(
+                        kinds.CHANNEL_WEIGHT if "weight" in text else kinds.NORMALISATION,
+                        0.93 * share,
+                        f"{text} gives the target",
+                    )
+            return
+
+
+def _normed(x: Floats, weight: Floats, eps: float, centred: bool) -> Floats:
+    centre = x - x.mean(axis=-1, keepdims=True) if centred else x
+    return np.asarray(centre / np.sqrt((centre * centre).mean(axis=-1, keepdims=True) + eps) * weight)
+
+
+def _epsilon_of(x: Floats, weight: Floats, out: Floats, centred: bool) -> float | None:
+    """Fit the eps with which a norm gives an output: each row says one, the smallest rows say it best."""
+    centre = x - x.mean(axis=-1, keepdims=True) if centred else x
+    top = centre * weight
+    dot, square = (top * out).sum(axis=-1).ravel(), (top * top).sum(axis=-1).ravel()
+    power = (centre * centre).mean(axis=-1).ravel()
+    with np.errstate(all="ignore"):
+        scale = np.where(square > 0, dot / square, np.nan)
+        eps = 1 / (scale * scale) - power
+    good = np.isfinite(eps)
+    if not good.any():
+        return None
+    weights = 1 / np.maximum(power[good], 1e-30)
+    return max(float((eps[good] * weights).sum() / weights.sum()), 0.0)
+
+
+def _gated(case: Case) -> Iterator[Cause]:
+    """SwiGLU with its halves the wrong way round, joined by shards, or with another activation."""
+    t, g = case.target, case.golden
+    assert t is not None and g is not None
+    for x in case.inputs:
+        if (
+            case.phase != "forward"
+            or x.golden is None
+            or x.golden.shape[-1] != 2 * g.shape[-1]
+            or x.golden.shape[:-1] != g.shape[:-1]
+        ):
+            continue
+        a, b = np.split(x.golden, 2, axis=-1)
+        acts = {name: act(a) for name, act in _ACTIVATIONS.items()}
+        used = next((n for n, v in acts.items() if agrees(v * b, g, case)), None)
+        if used is None:
+            continue
+        swapped = _ACTIVATIONS[used]
+        tries = [(f"{n} instead of {used}", v * b, kinds.ACTIVATION) for n, v in acts.items() if n != used]
+        tries += [
+            ("gate and up are taken the wrong way round", a * swapped(b), kinds.PERMUTATION),
+            ("the sigmoid is not multiplied by its argument", b / (1 + np.exp(-a)), kinds.ACTIVATION),
+            ("the activation is left out of the gate", a * b, kinds.ACTIVATION),
+            ("the gate is left out", b, kinds.ACTIVATION),
+            ("up is left out", swapped(a), kinds.ACTIVATION),
+        ]
+        even, odd = x.golden[..., 0::2], x.golden[..., 1::2]
+        tries.append(("gate and up are read interleaved", swapped(even) * odd, kinds.PERMUTATION))
+        for n, name in counts(case):
+            if g.shape[-1] % n:
+                continue
+            parts = [np.split(p, 2, axis=-1) for p in np.split(x.golden, n, axis=-1)]
+            value = np.concatenate([swapped(p) * q for p, q in parts], axis=-1)
+            tries.append(
+                (
+                    f"gate and up are split inside each of {n} shards {name}: re-sharded without interleaving",
+                    value,
+                    kinds.PERMUTATION,
+                )
+            )
+        for text, value, kind in tries:
+            share = taken_away(case, value)
+            if share > 0.8:
+                yield Cause(kind, 0.95 * share, f"SwiGLU done again: {text}")
+        return
+
+
+def _silu(x: Floats) -> Floats:
+    return np.asarray(x / (1 + np.exp(-x)))
+
+
+def _gelu(x: Floats) -> Floats:
+    return np.asarray(0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))))
+
+
+def _relu(x: Floats) -> Floats:
+    return np.asarray(np.maximum(x, 0))
+
+
+_ACTIVATIONS = {"silu": _silu, "gelu": _gelu, "relu": _relu}
+
+
+def _rotary(case: Case) -> Iterator[Cause]:
+    """Pairs of a head's elements keep their norm: they were turned by another angle."""
+    t, g = case.target, case.golden
+    assert t is not None and g is not None
+    d = g.shape[-1] if g.ndim else 0
+    if d < 2 or d % 2 or g.ndim < 2:
+        return
+    for how, split in (
+        ("halves", (slice(0, d // 2), slice(d // 2, d))),
+        ("neighbours", (slice(0, d, 2), slice(1, d, 2))),
+    ):
+        a, b = g[..., split[0]], g[..., split[1]]
+        x, y = t[..., split[0]], t[..., split[1]]
+        golden, target = a * a + b * b, x * x + y * y
+        left = float(np.linalg.norm((golden - target).ravel())) / max(
+            float(np.linalg.norm(golden.ravel())), 1e-300
+        )
+        error = float(np.linalg.norm((t - g).ravel()) / max(float(np.linalg.norm(g.ravel())), 1e-300))
+        # what is not a rotation changes the norms by about as much as the elements
+        if left > max(0.1 * error, min(2 * case.noise, 0.4 * error)) or error < 4 * case.epsilon:
+            continue
+        turn = np.angle((x + 1j * y) * np.conj(a + 1j * b))
+        weight = golden
+        known = _turned_by(turn, weight)
+        sure = 0.93 if any(n in case.words for n in ("rot", "rope", "pos")) or known else 0.6
+        yield Cause(
+            kinds.ROTARY,
+            sure,
+            f"pairs of {how} keep their norm and are turned{known}: base, offset, or positions",
+        )
+        return
+
+
+def _turned_by(turn: Floats, weight: Floats) -> str:
+    """Say how the extra angle goes with the position (axis of most spread): constant is an offset."""
+    if turn.ndim < 3:
+        return ""
+    axes = [ax for ax in range(turn.ndim - 1) if turn.shape[ax] > 2]
+    if not axes:
+        return ""
+    first = turn[..., 0]
+    spread = [float(np.abs(np.diff(first, axis=ax)).mean()) for ax in axes]
+    if max(spread) < 1e-3 and float(np.abs(first).mean()) > 1e-3:
+        return f" by {float(first.mean()):.4g} at the fastest frequency whatever the position (an offset)"
+    if float(np.abs(first).mean()) < 1e-3:
+        return " by nothing at the fastest frequency, more at the slower ones (another base)"
+    return " by an angle that goes with the position"
+
+
+def _embedding_gradient(case: Case) -> Iterator[Cause]:
+    """Rows of tokens that occur more than once: counted once, or twice as often."""
+    t, g = case.target, case.golden
+    assert t is not None and g is not None
+    if case.phase != "backward" or g.ndim != 2 or "embed" not in case.words:
+        return
+    error = np.linalg.norm(t - g, axis=1)
+    scale = np.linalg.norm(g, axis=1)
+    used = scale > 0
+    bad = error > 0.05 * np.maximum(scale, 1e-30)
+    ids = next(
+        (
+            k.golden.astype(int).ravel()
+            for k in case.inputs
+            if k.golden is not None and _ids(k.golden, len(g))
+        ),
+        None,
+    )
+    if ids is None or not bad.any():
+        return
+    times = np.bincount(ids, minlength=len(g))
+    if not (bad & (times <= 1)).any() and (used & (times == 1)).any():
+        yield Cause(
+            kinds.DUPLICATED,
+            0.85,
+            "only tokens that occur more than once are wrong: the last write wins, or they are added twice",
+        )
+
+
+def _ids(array: Floats, rows: int) -> bool:
+    return bool(
+        array.size > 1 and (array == np.rint(array)).all() and array.min() >= 0 and array.max() < rows
+    )

@@ -1,0 +1,1 @@
+"""Beside a pair: replicas over ranks, non-determinism, overflow and other anomalies."""

@@ -1,0 +1,1 @@
+"""Where it went wrong first: forward, backward or optimizer."""

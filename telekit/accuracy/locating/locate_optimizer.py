@@ -1,0 +1,220 @@
+"""Locating after the backward: the reduction of gradients, their norm and clipping, then the optimizer's step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
+
+import numpy as np
+
+from telekit.accuracy.causes import finding as kinds
+from telekit.accuracy.causes.case import Case
+from telekit.accuracy.causes.causes import explain
+from telekit.accuracy.causes.finding import Candidate, Cause, Finding, ranked
+from telekit.accuracy.causes.rank_causes import rank_causes
+from telekit.accuracy.causes.updates import sides, step_causes
+from telekit.accuracy.compared import BACKWARD, INPUT, OPTIMIZER, OUTPUT, Compared
+from telekit.accuracy.curves.ratios import name_ratio
+from telekit.accuracy.graph.nodes import Node
+from telekit.accuracy.graph.noise import AMPLIFICATION, FLOOR, error_of
+from telekit.accuracy.graph.sync import Gradient, Sync, optimizer_row, read_sync
+from telekit.accuracy.readers.named import NamedTensor
+
+Ranks = Mapping[tuple[int | None, str], list[NamedTensor]]
+_MOST = 0.6  # of the parameters: then it is not one that is wrong
+_LOOKED_AT = 24
+
+
+def after_backward(
+    optimizer: Sequence[Node],
+    gradient_errors: dict[str, float],
+    epsilon: float,
+    sizes: Mapping[str, float],
+    case_for: Callable[[Compared, Node], Case],
+    norms: tuple[float, float] | None,
+) -> Finding | None:
+    """Look between the backward and the next step, in the order things happen; None where all is as it should be.
+
+    Parameters
+    ----------
+    optimizer : sequence of Node
+        Updates of one step.
+    gradient_errors : dict of str to float
+        By parameter: error of its gradient where the backward made it.
+    case_for : callable
+        Makes the case of a row, with replicas.
+    norms : (target, golden), optional
+        The step's reported gradient norm, where no row has it.
+    """
+    sync = read_sync(optimizer, gradient_errors)
+    if sync is not None:
+        found = _reduction(sync, epsilon, sizes, case_for) or _clipping(sync, epsilon, sizes, norms)
+        if found is not None:
+            return found
+    return _states(optimizer, epsilon) or _updates(optimizer, epsilon)
+
+
+def _reduction(
+    sync: Sync, epsilon: float, sizes: Mapping[str, float], case_for: Callable[[Compared, Node], Case]
+) -> Finding | None:
+    """Parameters whose gradient left the backward right and reached the optimizer wrong."""
+    wrong = [g for g in sync.gradients if g.wrong(epsilon)]
+    unequal = _replicas(sync, case_for)
+    if not wrong:
+        return unequal
+    alike = len(wrong) == len(sync.gradients) and _one_factor(wrong, epsilon)
+    if alike and sync.reported and abs(sync.norm_ratio - 1) <= 4 * epsilon:
+        return None  # gradients are as their norm says; clipping took them elsewhere
+    first = max(wrong, key=lambda g: g.error / (FLOOR * epsilon + AMPLIFICATION * (g.before or 0.0)))
+    if len(wrong) > _MOST * len(sync.gradients):
+        first = wrong[0]
+    causes = _gradient_causes(first, sync, epsilon, sizes, case_for)
+    n, all_ = len(wrong), len(sync.gradients)
+    said = (
+        f"{n} of {all_} gradients reach the optimizer wrong though the backward made them right: "
+        f"{', '.join(g.name for g in wrong[:4])}{'…' if n > 4 else ''}"
+    )
+    where = first.name if n <= _MOST * all_ else f"all gradients, the first {first.name}"
+    others = tuple(
+        Candidate(g.name, BACKWARD, "gradient", g.row.name, g.error, g.before, FLOOR * epsilon)
+        for g in wrong
+        if g is not first
+    )
+    return _made(f"{where} (gradient reduction)", BACKWARD, "gradient", causes, (said,), first.row, others)
+
+
+def _gradient_causes(
+    first: Gradient, sync: Sync, epsilon: float, sizes: Mapping[str, float],
+    case_for: Callable[[Compared, Node], Case],
+) -> tuple[Cause, ...]:  # fmt: skip
+    """Explain the first wrong gradient as it was before clipping."""
+    base = case_for(first.row, first.node)
+    undo = (
+        1.0
+        if not sync.clips
+        else float(np.linalg.norm(first.target.ravel())) / max(_norm(base.target), 1e-300)
+    )
+    case = Case(
+        first.target, first.golden, base.name, first.name, BACKWARD, "gradient", epsilon, first.before or 0.0, sizes,
+        base.inputs, (), base.near, tuple(r * undo for r in base.replicas),
+        target_dtype=base.target_dtype, golden_dtype=base.golden_dtype,
+    )  # fmt: skip
+    return explain(case)
+
+
+def _norm(array: object) -> float:
+    return float(np.linalg.norm(np.asarray(array).ravel())) if array is not None else 0.0
+
+
+def _one_factor(wrong: Sequence[Gradient], epsilon: float) -> bool:
+    ratios = np.array([g.ratio for g in wrong])
+    return bool(np.ptp(ratios) <= max(16 * epsilon, 1e-3) * abs(float(np.median(ratios))))
+
+
+def _replicas(sync: Sync, case_for: Callable[[Compared, Node], Case]) -> Finding | None:
+    """Gradients that agree with golden where they were merged, but not on every rank."""
+    for g in sync.gradients:
+        case = case_for(g.row, g.node)
+        if len(case.replicas) < 2 or case.golden is None:
+            continue
+        found = [c for c in rank_causes(case) if c.kind == kinds.MISSING_REDUCTION]
+        if found:
+            said = "the first rank's gradient agrees with golden, other ranks hold something else"
+            return _made(
+                f"{g.name} (gradient reduction)", BACKWARD, "gradient", tuple(found), (said,), g.row, ()
+            )
+    return None
+
+
+def _clipping(
+    sync: Sync, epsilon: float, sizes: Mapping[str, float], norms: tuple[float, float] | None
+) -> Finding | None:
+    """Find a norm that is not the gradients', or a clip that is not the norm's."""
+    reported = sync.reported or norms
+    if reported is None:
+        return None
+    limit = FLOOR * epsilon + AMPLIFICATION * max((g.before or 0.0 for g in sync.gradients), default=0.0)
+    norm_ratio = reported[0] / reported[1] if reported[1] else 1.0
+    off = abs(norm_ratio - 1) > limit
+    left = abs(sync.clip_ratio - 1) > limit
+    if (not off and not left) or not isfinite(norm_ratio):
+        return None
+    row = sync.gradients[0].row
+    if off:
+        names = name_ratio(norm_ratio, sizes, quantity="norm") if norm_ratio > 0 else ()
+        said = f" ({names[0].text})" if names else ""
+        text = f"gradients agree, their reported norm is {norm_ratio:.5g} times golden's{said}: it is counted wrongly"
+        where = "grad_norm"
+    else:
+        text = f"gradients and norm agree, what clipping leaves is {sync.clip_ratio:.5g} times golden's"
+        where = "clip_grad"
+    cause = Cause(kinds.CLIPPING, 0.92, text)
+    return _made(f"optimizer.{where}", OPTIMIZER, "norm", (cause,), (), row, ())
+
+
+def _states(optimizer: Sequence[Node], epsilon: float) -> Finding | None:
+    """States or weights that already differ when the step begins, with clean gradients."""
+    del epsilon
+    for node in optimizer:
+        grad = optimizer_row(node, "grad")
+        for key in ("exp_avg", "exp_avg_sq", "parameter"):
+            row = optimizer_row(node, key, INPUT)
+            if row is None or (row.step or 0) != min(n.step for n in optimizer):
+                continue
+            error = error_of(row)
+            if (
+                error
+                and error > 0.05
+                and (grad is None or (error_of(grad) or 0.0) < 0.01)
+                and (row.step or 0) == 0
+            ):
+                kind = kinds.DIFFERENT_WEIGHTS if key == "parameter" else kinds.OPTIMIZER_STATE
+                cause = Cause(kind, 0.8, f"{row.name} is off by {error:.3g} before the step")
+                return _made(node.base, OPTIMIZER, key, (cause,), (), row, ())
+    return None
+
+
+def _updates(optimizer: Sequence[Node], epsilon: float) -> Finding | None:
+    """Find steps that another optimizer took."""
+    wrong: list[tuple[Node, tuple[Cause, ...]]] = []
+    looked = 0
+    for node in optimizer[:: max(1, len(optimizer) // _LOOKED_AT)]:
+        row = optimizer_row(node, "parameter", OUTPUT) or next(iter(node.outputs), None)
+        errors = [e for r in node.outputs if (e := error_of(r)) is not None]
+        if row is None or not errors or optimizer_row(node, "grad") is None:
+            continue
+        looked += 1
+        if max(errors) == 0.0:
+            continue
+        t, g, _ = sides(node)
+        if t is None or g is None:
+            continue
+        causes = list(step_causes(t, g, node.step + 1))
+        if causes:
+            wrong.append((node, ranked(causes)))
+    if not wrong:
+        return None
+    node, likely = wrong[0]
+    row = optimizer_row(node, "parameter", OUTPUT) or node.outputs[0]
+    said = f"{len(wrong)} of {looked} parameters looked at took such a step"
+    where = (
+        node.base
+        if len(wrong) <= _MOST * looked
+        else f"Optimizer step of all parameters, the first {node.base}"
+    )
+    others = tuple(
+        Candidate(n.base, OPTIMIZER, OUTPUT, n.outputs[0].name, 0.0, None, epsilon) for n, _ in wrong[1:]
+    )
+    return _made(where, OPTIMIZER, OUTPUT, likely, (said,), row, others)
+
+
+def _made(
+    where: str, phase: str, part: str, causes: tuple[Cause, ...], said: tuple[str, ...], row: Compared,
+    others: tuple[Candidate, ...],
+) -> Finding:  # fmt: skip
+    top = causes[0]
+    evidence = (*said, *(f"{c.kind} ({c.confidence:.2f}): {c.text}" for c in causes[:3]))
+    return Finding(
+        where, phase, part, top.kind, round(0.95 * top.confidence, 3), evidence, top.next_dump, row.name, causes,
+        others, row.step, row.rank,
+    )  # fmt: skip

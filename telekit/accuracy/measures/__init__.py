@@ -1,0 +1,1 @@
+"""Figures of two tensors: metrics by msprobe's rules, summaries, ULP, operator errors; blockwise, in float64."""

@@ -1,0 +1,1 @@
+"""Operators in emulated formats and orders of summation; what a parallel layout does to rounding."""
