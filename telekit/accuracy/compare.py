@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from telekit.accuracy.causes.finding import NEXT_DUMP, UNKNOWN, Finding
+from telekit.accuracy.causes.finding import Finding
 from telekit.accuracy.compared import PARAMETERS, PARAMETERS_GRAD, Compared
-from telekit.accuracy.comparing.judged import first_error, judge_arrays, judge_compared, result_of, special
+from telekit.accuracy.comparing.judged import judge_arrays, judge_compared, result_of, special
 from telekit.accuracy.comparing.mapping import Mapping as NameMapping
 from telekit.accuracy.comparing.mapping import read_mapping
 from telekit.accuracy.comparing.names import Pair, is_gradient, pair_tensors, phase_of
 from telekit.accuracy.comparing.ranks import Side, sides
-from telekit.accuracy.locating.locate import locate
+from telekit.accuracy.locating.first_divergence import first_divergence
 from telekit.accuracy.measures.metrics import compare_arrays
 from telekit.accuracy.measures.summaries import NAMES, SummaryErrors, compare_summaries
 from telekit.accuracy.readers import NamedTensor, ReadProblem, Tensors, tensors
@@ -30,8 +30,6 @@ from telekit.accuracy.standards.verdict import ERROR, PASS, SKIP, WARNING, Verdi
 from telekit.errors import InputError, bad
 
 Progress = Callable[[int, int, str], None]
-LOOKED_AT_BYTES = 2**25
-"""Larger tensors are compared whole but not looked into for a cause, which takes several copies in float64."""
 ALIGN = ("auto", "never")
 
 
@@ -48,8 +46,8 @@ class Comparison:
     result : str
         The worst of them: pass, warning or error; error where nothing was compared.
     first_divergence : Finding or None
-        Where the sides first part beyond rounding, and what that looks like (`locate.locate`); where rounding explains
-        every difference and a row still fails the standard, the first such row. None where nothing fails.
+        Where the sides first part beyond rounding, and what that looks like (`locate.locate`). None where nothing
+        fails, and where rounding explains every difference: a note then says which row misses the standard.
     problems : tuple of ReadProblem
         What could not be read, loaded or compared.
     standard : str
@@ -89,6 +87,7 @@ def compare(
     match: str = "name",
     align: str = "auto",
     progress: Progress | None = None,
+    locate: bool = True,
 ) -> Comparison:
     """Compare all tensors of two sides.
 
@@ -110,6 +109,8 @@ def compare(
         one axis before the last, all by the same two lengths.
     progress : callable, optional
         Called with pairs done, pairs in all, and the name at hand.
+    locate : bool
+        Whether to look for ``first_divergence``; leave it to `locate.locate` where that is called with more.
 
     Raises
     ------
@@ -124,6 +125,7 @@ def compare(
     if t.kind == g.kind == "npy" and match == "name":
         match = "order"  # such a file holds one tensor and no name
     work = _Work(chosen, lines, progress)
+    work.notes += lines.unused([x.name for x in t], [x.name for x in g])
     pairs: list[tuple[Side, list[Pair]]] = []
     for side in sides(t, g, lines, work.notes, work.problems):
         paired = pair_tensors(side.target, side.golden, match=match, mapping=lines)
@@ -134,12 +136,16 @@ def compare(
         work.run(side, found, cut, sum(len(f) for _, f in pairs))
     verdicts = judge_compared(work.rows, chosen, work.done)
     several = any(side.merged for side, _ in pairs)
-    first = _divergence(work.rows, verdicts, t if several else None, lines.target_layout)
+    replicas = t if several else None
+    first, said = (
+        first_divergence(work.rows, verdicts, replicas, lines.target_layout) if locate else (None, ())
+    )
+    problems = (*t.problems, *g.problems, *work.problems)
     stacks = {name: lines for info in t.dumps for name, lines in info.stack.items()}
     return Comparison(
-        tuple(work.rows), verdicts, result_of(work.rows, verdicts), first,
-        (*t.problems, *g.problems, *work.problems), chosen.name, _mode(work.rows), t.source, g.source,
-        tuple(work.notes), stacks,
+        tuple(work.rows), verdicts, result_of(work.rows, verdicts, any(p.lost for p in problems)), first,
+        problems, chosen.name, _mode(work.rows), t.source, g.source,
+        (*work.notes, *said), stacks,
     )  # fmt: skip
 
 
@@ -149,41 +155,6 @@ def _standard(name: str) -> Standard:
         rule = "compares the errors of two devices against a third result; two sides will not do"
         raise bad("standard", name, rule, "msprobe, or telekit.accuracy.standards.judge.judge with device=")
     return chosen
-
-
-def _divergence(
-    rows: Sequence[Compared],
-    verdicts: Sequence[Verdict],
-    replicas: Sequence[NamedTensor] | None,
-    sizes: Mapping[str, float],
-) -> Finding | None:
-    copies = None
-    if replicas is not None:
-        copies = [x if x.nbytes <= LOOKED_AT_BYTES else replace(x, loader=None) for x in replicas]
-    found = locate([_small(row) for row in rows], replicas=copies, sizes=sizes)
-    if not found.clean:
-        return found
-    place = first_error(rows, verdicts)
-    if place is None:
-        return None
-    row, failed = rows[place], [p for p in verdicts[place].parts if p.result == ERROR]
-    said = tuple(f"{row.name}: {p.name} {p.value}, asked for: {p.rule}. {p.note}".strip() for p in failed)
-    return Finding(
-        row.api or row.name, row.phase, row.part, UNKNOWN, 0.2, (*said, *found.evidence), NEXT_DUMP[UNKNOWN],
-        row.name, step=row.step, rank=row.rank,
-    )  # fmt: skip
-
-
-def _small(row: Compared) -> Compared:
-    """Return a row whose elements may be held several times over in float64, as a look for causes does."""
-    t, g = row.target, row.golden
-    if max(x.nbytes for x in (t, g) if x is not None) <= LOOKED_AT_BYTES:
-        return row
-    t, g = (None if x is None else replace(x, loader=None) for x in (t, g))
-    said = (
-        f"over {LOOKED_AT_BYTES:,} bytes: its figures were used, its elements were not looked at for a cause"
-    )
-    return replace(row, target=t, golden=g, notes=(*row.notes, said))
 
 
 def _mode(rows: Sequence[Compared]) -> str:
@@ -230,7 +201,10 @@ class _Work:
                 return
         except InputError as error:
             self.problems += [ReadProblem(t.place, p.field, f"{p.value}: {p.rule}") for p in error.problems]
-            t, g = (replace(x, loader=None) for x in (t, g))  # nobody after us should try again
+            why = (
+                f"{error.problems[0].value}: {error.problems[0].rule}"  # and nobody after us should try again
+            )
+            t, g = (replace(x, loader=None, unread=x.unread or why) for x in (t, g))
             row = replace(
                 row, target=t, golden=g, notes=(*row.notes, f"not compared: {error.problems[0].rule}")
             )

@@ -42,7 +42,7 @@ def compare(
         "mode": found.mode,
         "counts": found.counts,
         "first_divergence": _finding(found),
-        "notes": list(found.notes),
+        "notes": _strict(found.notes),
         "problems": [str(p) for p in found.problems],
         "written": files,
         "rows": rows_of(found) if as_json else [],
@@ -72,7 +72,9 @@ def _finding(found: Comparison) -> dict[str, Any] | None:
 
 
 def _strict(value: Any) -> Any:
-    """Make a document fit for JSON: it has no NaN and no infinity."""
+    """Make a document fit for JSON: it has no NaN, no infinity and no lone surrogate."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, dict):
         return {k: _strict(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -87,9 +89,9 @@ def _print(found: Comparison, files: list[str]) -> None:
     paragraphs([f"{found.result} by {found.standard} ({found.mode}): {counts or 'no rows'}"])
     first = found.first_divergence
     if first is not None:
-        where = " ".join(w for w in (first.operator, first.phase, first.part) if w)
+        where = _strict(" ".join(w for w in (first.operator, first.phase, first.part) if w))
         paragraphs([f"first divergence: {where}: {first.cause} (confidence {first.confidence:.2f})"])
-        paragraphs([*first.evidence[:4], f"to be sure, dump: {first.next_dump}"])
+        paragraphs([*_strict(first.evidence[:4]), f"to be sure, dump: {first.next_dump}"])
     bad_rows = [
         (row, v)
         for row, v in zip(found.rows, found.verdicts, strict=True)
@@ -100,7 +102,7 @@ def _print(found: Comparison, files: list[str]) -> None:
         table(("tensor", "result", "why"), [(r.name, v.result, _why(v)) for r, v in bad_rows[:_SHOWN]])
     if len(bad_rows) > _SHOWN:
         paragraphs([f"and {len(bad_rows) - _SHOWN} more: --csv, --html or --json list all"])
-    paragraphs(found.notes)
+    paragraphs(_strict(found.notes))
     paragraphs([str(p) for p in found.problems[:_SHOWN]])
     paragraphs([f"written: {file}" for file in files])
 

@@ -173,7 +173,7 @@ def write_report(comparison: Comparison, path: str | Path) -> Path:
     }
     for name, text in filled.items():
         page = page.replace(f"<!--{name}-->", text, 1)
-    Path(path).write_text(page, encoding="utf-8")
+    Path(path).write_text(page, encoding="utf-8", errors="backslashreplace")
     return Path(path)
 
 

@@ -192,3 +192,54 @@ def test_noise_is_not_given_a_name(seed):
     g = random.standard_normal((6, 8, 16))
     found = explain(Case(g + random.standard_normal(g.shape), g, epsilon=2.0**-7, sizes={"tp": 2}))[0]
     assert found.confidence < 0.6
+
+
+def test_local_gradients_and_terms_may_differ_between_ranks():
+    terms = [RANDOM.standard_normal((16, 8)) for _ in range(2)]
+    g = RANDOM.standard_normal((16, 8))
+    for part, phase in (("parameters_grad", "backward"), ("input", "backward")):
+        case = Case(terms[0], g, phase=phase, part=part, replicas=tuple(terms))
+        assert all(c.kind != kinds.MISSING_REDUCTION for c in explain(case))
+    joined = Case(sum(terms), g, phase="forward", part="output", replicas=tuple(terms))
+    assert all(c.kind != kinds.MISSING_REDUCTION for c in explain(joined))
+    replicas = Case(terms[0], g, phase="forward", part="output", replicas=tuple(terms))
+    assert explain(replicas)[0].kind == kinds.MISSING_REDUCTION
+    one = Case(terms[0], g, phase="forward", part="output", replicas=(terms[0], g))
+    assert explain(one)[0].kind == kinds.ONE_SHARD
+
+
+def test_flipped_columns_are_no_rotation_and_no_other_order():
+    flipped = G.copy()
+    flipped[..., 3:6] *= -1
+    for operator in ("op", "layers.0.mlp.linear_fc1", "self_attention.rotary_pos_emb"):
+        found = top(flipped, G, operator=operator)
+        assert found.kind == kinds.LOCAL and "other sign" in found.text
+
+
+def test_a_weight_of_another_checkpoint_is_not_one_in_another_order():
+    w = RANDOM.standard_normal((32, 16))
+    other = RANDOM.standard_normal((32, 16))
+    assert top(other, w, phase="setup", part="parameters").kind == kinds.DIFFERENT_WEIGHTS
+    assert top(RANDOM.permutation(w), w, phase="setup", part="parameters").kind == kinds.PERMUTATION
+    assert top(other, w, phase="forward").kind == kinds.UNKNOWN
+
+
+def test_rows_that_see_no_key_are_a_mask_and_stray_nan_an_overflow():
+    rows, stray = G.copy(), G.copy()
+    rows[:, 0] = np.nan
+    stray[:, 0, :5] = np.nan
+    assert top(rows, G, operator="core_attention").kind == kinds.MASK
+    assert top(stray, G, operator="core_attention").kind == kinds.OVERFLOW
+    assert top(rows, G, operator="mlp").kind == kinds.OVERFLOW
+
+
+def test_missing_rows_of_experts_are_dropped_tokens():
+    rows, weights = RANDOM.standard_normal((32, 16)), RANDOM.random((16, 2))
+    order = RANDOM.permutation(32)
+    g = (rows.reshape(16, 2, 16) * weights[..., None]).sum(axis=1)
+    t = g - np.where(np.arange(16) < 3, weights[:, 1], 0)[:, None] * rows[1::2]
+    inputs = (known("rows", rows[order]), known("probs", weights))
+    found = top(t, g, operator="mlp.token_dispatcher.combine", inputs=inputs)
+    assert found.kind == kinds.DROPPED and "3 of 16 tokens miss 3" in found.text
+    noisy = g + np.where(np.arange(16) < 3, 1.0, 0)[:, None] * RANDOM.standard_normal((16, 16))
+    assert top(noisy, g, operator="mlp.token_dispatcher.combine", inputs=inputs).kind != kinds.DROPPED

@@ -1,4 +1,8 @@
-"""Planted faults against the locator, and layout changes that are none; its author saw neither.
+"""Planted faults against the locator, and layout changes that are none.
+
+Its author saw neither when they were written: 97 % of the cases were located and 74 % also named, 39 of 59 faults in
+both precisions. The locator has since been improved on these very faults, so they are no longer fresh, and what the
+tables below say is how it does on faults that it knows.
 
 ``TELEKIT_ALL_LAYOUTS=1`` tries 200 layout changes with the golden run's routing and 60 without, in place of a few.
 """
@@ -28,123 +32,14 @@ SAID_IN_WORDS = {
 """Classes nobody had written down, where the sentence beside them is the fault itself."""
 
 KNOWN_MISSES = {
-    ("SP scatters without reducing", "fp32"): (
-        "Module.decoder.layers.1.mlp.linear_fc2.RowParallelLinear",
-        f.UNKNOWN,
-    ),
-    ("SP scatters without reducing", "bf16"): (
-        "Module.decoder.layers.1.mlp.linear_fc2.RowParallelLinear",
-        f.UNKNOWN,
-    ),
-    ("CP: key gradients scattered, not reduced", "fp32"): (
-        "Module.decoder.layers.1.self_attention.core_attention.DotProductAttention",
-        f.MASK,
-    ),
-    ("CP: key gradients scattered, not reduced", "bf16"): (
-        "Module.decoder.layers.1.self_attention.core_attention.DotProductAttention",
-        f.UNKNOWN,
-    ),
-    ("cross-entropy's sum over the vocabulary not reduced", "bf16"): (
-        "Module.loss.VocabParallelCrossEntropy",
-        f.MISSING_TERM,
-    ),
-    ("micro-batches overwrite", "fp32"): (
-        "Gradient.decoder.layers.1.mlp.linear_fc1.weight.reduce.step.0 input",
-        f.UNKNOWN,
-    ),
-    ("aux coefficient times tp cp", "bf16"): ("", f.NONE),
-    ("another checkpoint's weight", "fp32"): (
-        "Module.decoder.layers.1.mlp.linear_fc2.RowParallelLinear",
-        f.UNKNOWN,
-    ),
-    ("another checkpoint's weight", "bf16"): (
-        "Module.decoder.layers.1.mlp.linear_fc2.RowParallelLinear",
-        f.UNKNOWN,
-    ),
-    ("mask hides a query's own key", "fp32"): (
-        "Module.decoder.layers.1.self_attention.core_attention.DotProductAttention",
-        f.OVERFLOW,
-    ),
-    ("ring blocks merged without their softmax shares", "fp32"): (
-        "Module.decoder.layers.0.self_attention.core_attention.DotProductAttention",
-        f.UNKNOWN,
-    ),
-    ("ring blocks merged without their softmax shares", "bf16"): (
-        "Module.decoder.layers.0.self_attention.core_attention.DotProductAttention",
-        f.UNKNOWN,
-    ),
-    ("ring not run on the way back", "bf16"): (
-        "Module.decoder.layers.1.self_attention.core_attention.DotProductAttention",
-        f.UNKNOWN,
-    ),
-    ("router's gradient without its normalisation", "fp32"): (
-        "Module.decoder.layers.1.mlp.router.TopKRouter",
-        f.MISSING_REDUCTION,
-    ),
-    ("router's gradient without its normalisation", "bf16"): (
-        "Module.decoder.layers.1.mlp.router.TopKRouter",
-        f.MISSING_REDUCTION,
-    ),
-    ("expert numbers off by one", "fp32"): ("Module.decoder.layers.0.mlp.router.TopKRouter", f.UNKNOWN),
-    ("expert numbers off by one", "bf16"): ("Module.decoder.layers.0.mlp.router.TopKRouter", f.UNKNOWN),
-    ("tokens over capacity dropped", "fp32"): (
-        "Module.decoder.layers.1.mlp.token_dispatcher.combine.MoEAlltoAllTokenDispatcher",
-        f.LOCAL,
-    ),
-    ("tokens over capacity dropped", "bf16"): (
-        "Module.decoder.layers.1.mlp.token_dispatcher.combine.MoEAlltoAllTokenDispatcher",
-        f.MISSING_REDUCTION,
-    ),
-    ("embedding gradient loses duplicates", "fp32"): (
-        "Module.embedding.word_embeddings.VocabParallelEmbedding",
-        f.MISSING_REDUCTION,
-    ),
-    ("one rank flips signs", "fp32"): (
-        "Module.decoder.layers.0.mlp.linear_fc1.ColumnParallelLinear",
-        f.ROTARY,
-    ),
-    ("one rank flips signs", "bf16"): (
-        "Module.decoder.layers.0.mlp.linear_fc1.ColumnParallelLinear",
-        f.ROTARY,
-    ),
     ("router logits in bfloat16", "bf16"): ("", f.NONE),
     ("replicated weights counted tp times", "bf16"): ("", f.NONE),
     ("experts' part of the norm not reduced", "fp32"): (
         "decoder.layers.1.mlp.experts.linear_fc2.weight (gradient reduction)",
         f.ONE_SHARD,
     ),
-    ("a group's learning rate", "fp32"): (
-        "Optimizer.embedding.word_embeddings.weight.Adam.step.0",
-        f.BIAS_CORRECTION,
-    ),
-    ("a group's learning rate", "bf16"): (
-        "Optimizer.embedding.word_embeddings.weight.Adam.step.0",
-        f.BIAS_CORRECTION,
-    ),
-    ("weights kept in bfloat16", "fp32"): (
-        "Optimizer step of all parameters, the first Optimizer.embedding.word_embeddings.weight.Adam.step.0",
-        f.UNKNOWN,
-    ),
-    ("weights kept in bfloat16", "bf16"): (
-        "Optimizer step of all parameters, the first Optimizer.embedding.word_embeddings.weight.Adam.step.0",
-        f.UNKNOWN,
-    ),
-    ("main gradient not zeroed", "fp32"): (
-        "Gradient.decoder.layers.1.mlp.linear_fc2.weight.reduce.step.0 input",
-        f.MISSING_REDUCTION,
-    ),
-    ("main gradient not zeroed", "bf16"): (
-        "Gradient.decoder.layers.1.mlp.linear_fc2.weight.reduce.step.0 input",
-        f.UNKNOWN,
-    ),
 }
 """By fault and precision: operator and class that the locator gives in place of the right ones; '' names none."""
-
-
-@pytest.fixture(autouse=True)
-def _located_once(monkeypatch):
-    """`compare` locates too, with less than these tests know: the slower half of a case."""
-    monkeypatch.setattr(comparing, "_divergence", lambda *_: None)
 
 
 def sizes(config, layout):
@@ -157,8 +52,8 @@ def look(target, golden, steps=None):
     """Locate with all that a careful user has: dumps, losses, norms, each rank's own tensors, sizes, settings."""
     c = golden.config
     return locate(
-        comparing.compare(dump(target, steps=steps), dump(golden, steps=steps)).rows,
-        losses=(target.losses, golden.losses),
+        comparing.compare(dump(target, steps=steps), dump(golden, steps=steps), locate=False).rows,
+        losses=(target.curve, golden.curve),
         norms=(target.grad_norms, golden.grad_norms),
         sizes=sizes(c, target.layout),
         replicas=tuple(dump(target, merged=False, steps=steps)),
@@ -173,7 +68,7 @@ def answer(planted, precision, seed):
     c, layout = replace(planted.config, precision=precision), planted.layouts[PRECISIONS.index(precision)]
     if planted.rerun:  # the same run dumped twice
         pair = [dump(run(c, layout, steps=1, seed=seed, fault=planted.make())) for _ in range(2)]
-        first = diff_check(comparing.compare(*pair).rows).found[0]
+        first = diff_check(comparing.compare(*pair, locate=False).rows).found[0]
         return first.operator, first.phase, f.NON_DETERMINISM, ""
     golden = run(c, seed=seed)
     routing = golden if precision == "bf16" and c.experts else None
@@ -206,12 +101,12 @@ def test_what_the_tables_say_of_all_faults():
     assert len(names) == len(PLANTED) == 59
     assert {name for name, _ in KNOWN_MISSES} <= names
     found = names - {name for name, _ in KNOWN_MISSES}  # located and named in both precisions
-    assert len(found) == 39
+    assert len(found) == 56
     misplaced = [
         key for key, (operator, _) in KNOWN_MISSES.items()
         if not re.search(next(p.where for p in PLANTED if p.name == key[0]), operator)
     ]  # fmt: skip
-    assert len(misplaced) == 4
+    assert len(misplaced) == 3
 
 
 # --- layouts that change nothing but rounding -------------------------------------------------------------------

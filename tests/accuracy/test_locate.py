@@ -24,7 +24,7 @@ def located(fault, config=None, layout=None, golden=None, steps=1):
     """Run with a fault and without, and locate."""
     config, layout = config or Config(), layout or Layout(tp=2)
     target, right = run(config, layout, steps, fault), run(config, golden or Layout(), steps)
-    rows = compare(dump(target), dump(right)).rows
+    rows = compare(dump(target), dump(right), locate=False).rows
     ranks = list(dump(target, merged=False))
     return locate(
         rows, losses=(target.losses, right.losses), norms=(target.grad_norms, right.grad_norms),
@@ -171,6 +171,36 @@ def test_only_another_rank_is_wrong_so_what_was_merged_is_right():
 def test_bias_correction_that_counts_the_wrong_step_shows_in_the_second():
     found = located(Fault("optimizer.*.adam", with_settings(time=1)), steps=2)
     assert (found.phase, found.cause, found.step) == ("optimizer", kinds.BIAS_CORRECTION, 1)
+
+
+@pytest.mark.parametrize(
+    ("steps", "causes"), [(1, {kinds.LEARNING_RATE, kinds.BIAS_CORRECTION}), (2, {kinds.LEARNING_RATE})]
+)
+def test_a_tenth_of_the_learning_rate_is_a_missing_correction_until_the_second_step(steps, causes):
+    """With beta1 = 0.9 a step without the first moment's correction is 0.1 times the right one, then 0.19 times."""
+    found = located(Fault("optimizer.embedding*.adam", with_settings(lr=1e-4)), steps=steps)
+    assert (found.phase, found.cause, found.step) == ("optimizer", kinds.LEARNING_RATE, 0)
+    assert {c.kind for c in found.causes} == causes and "embedding" in found.operator
+
+
+def test_weights_without_a_float32_master_are_named_by_their_format():
+    def rounded(event):
+        master, *moments = event.call()
+        return master.astype(ml_dtypes.bfloat16).astype(master.dtype), *moments
+
+    found = located(Fault("*.adam", rounded))
+    assert (found.phase, found.cause) == ("optimizer", kinds.WRONG_DTYPE)
+
+
+@pytest.mark.parametrize("layout", [Layout(tp=4), Layout(tp=2, dp=2), Layout(dp=4)])
+def test_a_dump_that_begins_at_the_second_step_is_judged_by_what_the_first_update_left(layout):
+    """Signs that Adam's first step took from rounding are no other weights; another learning rate is."""
+    config = Config(kv_heads=4)
+    golden = dump(run(config, Layout(), 2), steps=[1])
+    for fault in (None, Fault("optimizer.*.adam", with_settings(lr=1.02e-3))):
+        rows = compare(dump(run(config, layout, 2, fault), steps=[1]), golden, locate=False).rows
+        found = locate(rows)
+        assert found.clean == (fault is None), found.evidence
 
 
 def test_curves_alone_say_the_phase():

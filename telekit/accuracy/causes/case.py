@@ -110,8 +110,8 @@ def case_of(
     t, g = row.target, row.golden
     return Case(
         _loaded(t), _loaded(g), row.name, node.base, node.phase, row.part, epsilon, inputs_error, dict(sizes),
-        _known([*(r for r in own if r.part == "input"), *before]), _known(parameters),
-        _known([*(r for r in own if r.part != "input"), *outputs]), replicas, row.summary,
+        known_rows([*(r for r in own if r.part == "input"), *before]), known_rows(parameters),
+        known_rows([*(r for r in own if r.part != "input"), *outputs]), replicas, row.summary,
         t.dtype if t is not None else "", g.dtype if g is not None else "",
         t.shape if t is not None else None, g.shape if g is not None else None,
     )  # fmt: skip
@@ -123,8 +123,9 @@ def _loaded(tensor: NamedTensor | None) -> Floats | None:
     return wide(tensor)
 
 
-def _known(rows: Sequence[Compared]) -> tuple[Known, ...]:
-    found = [Known(r.name, _loaded(r.target), _loaded(r.golden)) for r in rows]
+def known_rows(rows: Sequence[Compared], said: str = "") -> tuple[Known, ...]:
+    """Load both sides of rows, those whose golden has elements; ``said`` is added to their names."""
+    found = [Known(r.name + said, _loaded(r.target), _loaded(r.golden)) for r in rows]
     return tuple(k for k in found if k.golden is not None)
 
 

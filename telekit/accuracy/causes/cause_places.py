@@ -56,6 +56,9 @@ def _confined(case: Case) -> Iterator[Cause]:
         yield Cause(kind, 0.85, f"{said}; the target is 0 there")
         return
     piece = _piece(bad, case)
+    if last and np.abs(rows + np.moveaxis(g, axis, 0)[bad]).max() <= case.noise * np.abs(rows).max():
+        yield Cause(kinds.LOCAL, 0.85, f"{said}; the target is golden with the other sign there")
+        return
     if piece:
         yield Cause(kinds.ONE_SHARD, 0.7, f"{said}: {piece}")
     words = case.words

@@ -14,6 +14,8 @@ from telekit.accuracy.compared import BACKWARD
 from telekit.accuracy.curves.ratios import name_ratio
 from telekit.accuracy.measures.pairs import Floats
 
+EARLIER = " of the step before"
+"""Ends the name of a tensor of the step before: what it adds was not cleared."""
 _TIED = ("embed", "output_layer", "lm_head", "wte")
 
 
@@ -81,7 +83,8 @@ def _multiple(case: Case) -> Iterator[Cause]:
         if _copies(case, k):
             text += "; the copies of a tied weight must hold the sum of their gradients"
             yield Cause(kinds.MISSING_REDUCTION if c < 0 else kinds.DUPLICATED, 0.96 * share, text)
-        yield Cause(_kind(c), sure * share, text)
+        kind = kinds.STALE if k.name.endswith(EARLIER) and c > 0 else _kind(c)
+        yield Cause(kind, sure * share, text)
 
 
 def _copies(case: Case, known: Known) -> bool:
@@ -101,7 +104,13 @@ def _replaced(case: Case) -> Iterator[Cause]:
     assert t is not None and g is not None
     for k in (*case.inputs, *case.near):
         for side in (k.golden, k.target):
-            if side is None or side.shape != t.shape or not side.any() or k.golden is None:
+            if (
+                side is None
+                or side.shape != t.shape
+                or not side.any()
+                or k.golden is None
+                or k.golden.size != g.size
+            ):
                 continue
             if abs(_fit(g.ravel(), k.golden.ravel())[1]) > 0.999:
                 continue  # the same tensor under another name

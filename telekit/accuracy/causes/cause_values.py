@@ -13,8 +13,9 @@ from telekit.accuracy.causes.finding import Cause
 from telekit.accuracy.compared import BACKWARD
 from telekit.accuracy.curves.ratios import constant_ratio, name_ratio
 from telekit.accuracy.graph.noise import representable
-from telekit.accuracy.measures.pairs import FORMATS, Floats
+from telekit.accuracy.measures.pairs import FORMATS, Array, Floats
 
+_ATTENTION = ("attn", "attention", "softmax", "score")
 _TYPES = ("float8_e5m2", "float8_e4m3fn", "bfloat16", "float16", "float32")
 
 
@@ -31,6 +32,14 @@ def taken_away(case: Case, hypothesis: Floats) -> float:
     if share > 0.2 and left > case.noise * _norm(t):
         return 0.0
     return max(0.0, 1.0 - share) if share < 0.5 else 0.0
+
+
+def other_signs(case: Case) -> bool:
+    """Whether the target is golden with other signs in places: no angle, no order, no factor."""
+    t, g = case.target, case.golden
+    assert t is not None and g is not None
+    left, whole = _norm(np.abs(t) - np.abs(g)), _norm(t - g)
+    return left <= case.noise * _norm(g) and left < 0.2 * whole
 
 
 def _norm(array: Floats) -> float:
@@ -66,6 +75,7 @@ def overflow_causes(case: Case) -> Iterator[Cause]:
         return
     special = ~np.isfinite(t) & np.isfinite(g)
     if special.any():
+        yield from _masked_rows(case, special)
         kind = f"{int(np.isnan(t[special]).sum())} NaN and {int(np.isinf(t[special]).sum())} Inf"
         first = tuple(int(i) for i in np.argwhere(special)[0])
         yield Cause(kinds.OVERFLOW, 0.95, f"{kind} of {t.size} where golden is finite, the first at {first}")
@@ -79,6 +89,25 @@ def overflow_causes(case: Case) -> Iterator[Cause]:
             )
 
 
+def _masked_rows(case: Case, special: Array) -> Iterator[Cause]:
+    """NaN over whole rows at the same positions of every sequence: a softmax over nothing, 0 / 0."""
+    t = case.target
+    assert t is not None
+    if case.phase != "forward" or t.ndim < 3 or not any(w in case.words for w in _ATTENTION):
+        return
+    whole: Array = np.asarray(special.all(axis=-1))
+    if not np.array_equal(whole, special.any(axis=-1)) or not np.isnan(t[special]).all() or whole.all():
+        return
+    for axis in range(whole.ndim):
+        at = whole.any(axis=tuple(a for a in range(whole.ndim) if a != axis))
+        spread = np.broadcast_to(at.reshape([-1 if a == axis else 1 for a in range(whole.ndim)]), whole.shape)
+        if not at.all() and np.array_equal(spread, whole):
+            rows = np.flatnonzero(at)[:8].tolist()
+            text = f"NaN in the whole rows of positions {rows} of axis {axis}, everywhere, and nowhere else"
+            yield Cause(kinds.MASK, 0.97, f"{text}: rows of the softmax in which the mask leaves no key")
+            return
+
+
 def zero_causes(case: Case) -> Iterator[Cause]:
     """Find a target that is all zero, and one that is noise around a golden that is."""
     t, g = case.target, case.golden
@@ -89,6 +118,19 @@ def zero_causes(case: Case) -> Iterator[Cause]:
         inputs = max((_norm(k.golden) for k in case.inputs if k.golden is not None), default=0.0)
         if _norm(t) <= 4 * case.epsilon * inputs:
             yield Cause(kinds.NEAR_ZERO, 0.7, "golden is 0 and the target is rounding of what cancels")
+
+
+def weight_causes(case: Case) -> Iterator[Cause]:
+    """Find a weight that before the first step has nothing to do with golden's, but has its size."""
+    t, g = case.target, case.golden
+    assert t is not None and g is not None
+    if case.phase != "setup" or t.size < 16 or not _norm(t) or not _norm(g):
+        return
+    cosine, size = float(np.vdot(t, g)) / (_norm(t) * _norm(g)), _norm(t) / _norm(g)
+    ordered = _norm(np.sort(t.ravel()) - np.sort(g.ravel())) < 0.02 * _norm(t - g)
+    if abs(cosine) < 0.5 and 0.1 < size < 10 and not ordered:
+        text = f"before the first step the weight has {size:.3g} times golden's norm and a cosine of {cosine:.2g} to it"
+        yield Cause(kinds.DIFFERENT_WEIGHTS, 0.8, f"{text}: of another checkpoint, or another seed")
 
 
 def ratio_causes(case: Case) -> Iterator[Cause]:
@@ -156,7 +198,11 @@ def permutation_causes(case: Case) -> Iterator[Cause]:
         return
     a, b = np.sort(t.ravel()), np.sort(g.ravel())
     left, whole = _norm(a - b), _norm(t - g)
-    if left <= max(2 * case.epsilon * _norm(g), 0.02 * whole) and left < 0.05 * whole:
+    if (
+        not other_signs(case)
+        and left <= max(2 * case.epsilon * _norm(g), 0.02 * whole)
+        and left < 0.05 * whole
+    ):
         how = _order(t, g)
         yield Cause(
             kinds.PERMUTATION,

@@ -6,13 +6,14 @@ believed by how much of the difference it takes away; nothing that leaves more t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from math import isfinite
 
 import numpy as np
 
 from telekit.accuracy.causes import finding as kinds
-from telekit.accuracy.causes.case import Case
+from telekit.accuracy.causes.case import Case, Known
 from telekit.accuracy.causes.cause_places import place_causes
 from telekit.accuracy.causes.cause_terms import term_causes
 from telekit.accuracy.causes.cause_values import (
@@ -21,16 +22,18 @@ from telekit.accuracy.causes.cause_values import (
     permutation_causes,
     ratio_causes,
     shape_causes,
+    weight_causes,
     zero_causes,
 )
 from telekit.accuracy.causes.finding import Cause, ranked
 from telekit.accuracy.causes.rank_causes import rank_causes
-from telekit.accuracy.causes.redo import redo_causes
+from telekit.accuracy.causes.redo import REDONE
 from telekit.accuracy.curves.ratios import name_ratio
 
 Detector = Callable[[Case], Iterator[Cause]]
 _ELEMENTS: tuple[Detector, ...] = (
-    zero_causes, ratio_causes, permutation_causes, rank_causes, redo_causes, term_causes, place_causes, dtype_causes,
+    weight_causes, zero_causes, ratio_causes, permutation_causes, rank_causes, *REDONE, term_causes,
+    place_causes, dtype_causes,
 )  # fmt: skip
 
 
@@ -47,14 +50,46 @@ def explain(case: Case) -> tuple[Cause, ...]:
     tuple of Cause
         ``unknown`` alone where no hypothesis takes enough of the difference away.
     """
-    found = [*shape_causes(case), *overflow_causes(case)]
-    if not found and case.same_shape:
-        with np.errstate(all="ignore"):
-            for detector in _ELEMENTS:
-                found += [c for c in detector(case) if isfinite(c.confidence)]
-    elif not found:
-        found += _statistics(case)
-    return ranked(found)
+    failed: list[str] = []
+    found = _tried((shape_causes, overflow_causes), case, failed)
+    if not found:
+        found = _tried(_ELEMENTS if case.same_shape else (_statistics,), case, failed)
+    best = ranked(found)
+    if not failed:
+        return best
+    note = f"not tried, their own failure: {'; '.join(failed)}"
+    if best[0].kind == kinds.UNKNOWN:
+        return (Cause(kinds.UNKNOWN, best[0].confidence, f"{best[0].text} ({note})"), *best[1:])
+    return (*best, Cause(kinds.UNKNOWN, 0.0, note))
+
+
+def _tried(detectors: Sequence[Detector], case: Case, failed: list[str]) -> list[Cause]:
+    """Run detectors, each on its own: one that trips over a shape nobody thought of takes no other with it."""
+    found: list[Cause] = []
+    with_axes = _with_axes(case)
+    with np.errstate(all="ignore"):
+        for detector in detectors:
+            of = with_axes if detector in REDONE else case
+            if of is None:
+                continue
+            try:
+                found += [c for c in detector(of) if isfinite(c.confidence)]
+            except Exception as error:
+                failed.append(f"{detector.__name__} ({type(error).__name__}: {error})")
+    return found
+
+
+def _with_axes(case: Case) -> Case | None:
+    """Return what operators can be done again with: no scalar, nothing empty; None where golden itself is one."""
+    if case.golden is None or not case.golden.ndim:
+        return None
+
+    def usable(known: Sequence[Known]) -> tuple[Known, ...]:
+        return tuple(k for k in known if k.golden is not None and k.golden.ndim and k.golden.size)
+
+    return replace(
+        case, inputs=usable(case.inputs), parameters=usable(case.parameters), near=usable(case.near)
+    )
 
 
 def _statistics(case: Case) -> Iterator[Cause]:

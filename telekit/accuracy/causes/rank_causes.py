@@ -44,9 +44,20 @@ def rank_causes(case: Case) -> Iterator[Cause]:
                     f"{said}, and {how} is golden: the reduction over them is missing{_group(len(arrays), case)}",
                 )
                 return
-        elif case.phase == BACKWARD or case.part == "output":
-            yield Cause(kinds.MISSING_REDUCTION, 0.55, f"{said}: they should hold the same")
+        elif case.part == "output" and _taken(case, arrays, piece):
+            yield _differing(case, arrays, part, found.spread, said)
             return
+
+
+def _differing(case: Case, arrays: Sequence[Floats], golden: Floats, spread: float, said: str) -> Cause:
+    """Explain outputs that the merge took for replicas and that differ: on all ranks, or on some beside golden's."""
+    norm = float(np.linalg.norm(golden.ravel())) or 1.0
+    near = max(0.02, case.noise)
+    right = sum(float(np.linalg.norm((a - golden).ravel())) <= near * norm for a in arrays)
+    if right:
+        return Cause(kinds.ONE_SHARD, 0.5, f"{said}; {right} of {len(arrays)} hold golden, the others do not")
+    sure = 0.72 if spread > 2 * near else 0.55
+    return Cause(kinds.MISSING_REDUCTION, sure, f"{said}, and none is golden: they should hold the same")
 
 
 def _equal(case: Case, array: Floats, golden: Floats, ranks: int) -> Iterator[Cause]:
@@ -66,7 +77,10 @@ def _equal(case: Case, array: Floats, golden: Floats, ranks: int) -> Iterator[Ca
 
 
 def _taken(case: Case, arrays: Sequence[Floats], piece: Piece | None) -> bool:
-    """Whether the merged target took one rank's, rather than their sum."""
+    """Whether the merged target took one rank's, rather than their sum.
+
+    What is summed, or joined, on merging are terms and parts of one tensor: those differ by right.
+    """
     t = case.target
     assert t is not None
     part = t[piece_slice(piece, t)] if piece else t

@@ -6,7 +6,7 @@ what makes a guess at the operator's meaning a fact.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import product
 
 import numpy as np
@@ -15,24 +15,19 @@ from telekit.accuracy.causes import finding as kinds
 from telekit.accuracy.causes.case import Case, Known
 from telekit.accuracy.causes.cause_values import taken_away
 from telekit.accuracy.causes.finding import Cause
-from telekit.accuracy.causes.redo_attention import attention_causes
-from telekit.accuracy.causes.redo_router import balance_causes, router_causes
+from telekit.accuracy.causes.redo_attention import attention_causes, attention_gradient_causes
+from telekit.accuracy.causes.redo_rotary import rotary_causes
+from telekit.accuracy.causes.redo_router import (
+    balance_causes,
+    drop_causes,
+    router_causes,
+    weight_gradient_causes,
+)
 from telekit.accuracy.measures.pairs import Array, Floats
 
 _EPS = (0.0, 1e-12, 1e-8, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 _PIECES = 12
-
-
-def redo_causes(case: Case) -> Iterator[Cause]:
-    """Try every operator that the located tensor may have come from."""
-    yield from _linear(case)
-    yield from _norm(case)
-    yield from _gated(case)
-    yield from _rotary(case)
-    yield from attention_causes(case)
-    yield from router_causes(case)
-    yield from balance_causes(case)
-    yield from _embedding_gradient(case)
+_MOST_ONES = 1 << 26
 
 
 def agrees(value: Floats, golden: Floats, case: Case, times: float = 4.0) -> bool:
@@ -45,7 +40,11 @@ def agrees(value: Floats, golden: Floats, case: Case, times: float = 4.0) -> boo
 
 def counts(case: Case) -> list[tuple[int, str]]:
     """Into how many pieces something may be split: known sizes, else 2, 4 and 8."""
-    known = [(int(s), n) for n, s in case.sizes.items() if 1 < s <= 64 and n not in ("tokens", "loss_scale")]
+    named: dict[int, list[str]] = {}
+    for name, size in case.sizes.items():
+        if 1 < size <= 64 and name not in ("tokens", "loss_scale"):
+            named.setdefault(int(size), []).append(name)
+    known = [(size, " or ".join(names)) for size, names in named.items()]
     return (known or [(2, ""), (4, ""), (8, "")])[:_PIECES]
 
 
@@ -66,12 +65,56 @@ def _matrices(case: Case) -> Iterator[tuple[str, Known, Known, Floats, Floats]]:
             fits = left.shape[1] == right.shape[0] and (left.shape[0], right.shape[1]) == flat.shape
             if fits and left.size * right.shape[1] <= 1 << 31:
                 yield how, x, w, left, right
+    yield from _looked_up(case, flat)
+
+
+def _looked_up(case: Case, golden: Floats) -> Iterator[tuple[str, Known, Known, Floats, Floats]]:
+    """Gradients of an embedding as a product: one column of ones and zeros for each row of the table."""
+    if case.phase != "backward" or "embed" not in case.words:
+        return
+    rows = len(golden)
+    ids = [
+        (k.name, k.golden)
+        for k in case.inputs
+        if k.golden is not None and k.golden.ndim > 1 and _ids(k.golden, rows)
+    ]
+    for (name, x), y in product([*ids, *_read_back(case, golden)], case.inputs):
+        if y.golden is None or y.golden.shape != (*x.shape, golden.shape[1]) or y.name == name:
+            continue
+        if x.size * rows <= _MOST_ONES:
+            ones = (x[..., None] == np.arange(rows)).astype(np.float64)
+            yield (
+                "x^T y",
+                Known(name, None, ones),
+                y,
+                ones.reshape(-1, rows).T,
+                y.golden.reshape(-1, golden.shape[1]),
+            )
+
+
+def _read_back(case: Case, golden: Floats) -> Iterator[tuple[str, Floats]]:
+    """Token ids where they were not dumped: which row of the table each of the embedding's outputs is."""
+    for table, out in product(case.parameters, case.inputs):
+        if (
+            table.golden is None
+            or out.golden is None
+            or table.golden.shape != golden.shape
+            or out.golden.ndim < 3
+        ):
+            continue
+        place = {row.tobytes(): i for i, row in enumerate(table.golden)}
+        flat = out.golden.reshape(-1, out.golden.shape[-1])
+        found = np.array([place.get(row.tobytes(), -1) for row in flat], np.float64)
+        if found.min() >= 0:
+            yield out.name, found.reshape(out.golden.shape[:-1])
 
 
 def _linear(case: Case) -> Iterator[Cause]:
     """Try a product of which only a part of the inner dimension was summed, or whose weight was used otherwise."""
     t, g = case.target, case.golden
     assert t is not None and g is not None
+    if g.ndim == 0:
+        return
     flat = g.reshape(-1, g.shape[-1])
     for how, x, w, left, right in _matrices(case):
         rest = flat - left @ right
@@ -83,8 +126,34 @@ def _linear(case: Case) -> Iterator[Cause]:
         if square and taken_away(case, (left @ right.T + bias).reshape(g.shape)) > 0.9:
             text = f"the target is the product of {names} with the weight transposed"
             yield Cause(kinds.PERMUTATION, 0.93, text)
+        yield from _scattered(case, how, left, right, bias, names)
         yield from _sums(case, how, x, left, right, bias, names)
         return
+
+
+def _scattered(
+    case: Case, how: str, left: Floats, right: Floats, bias: Floats, names: str
+) -> Iterator[Cause]:
+    """Try each piece of the tokens made from one rank's part of the inner dimension: scattered, never summed."""
+    g = case.golden
+    assert g is not None
+    if how == "x^T y":
+        return
+    rows = np.arange(len(left)).reshape(g.shape[:-1])
+    for (n, name), axis in product(counts(case), range(rows.ndim)):
+        if rows.shape[axis] % n or left.shape[1] % n:
+            continue
+        value = np.zeros((len(left), right.shape[1]))
+        inner = np.split(np.arange(left.shape[1]), n)
+        for own, part in zip(np.split(rows, n, axis=axis), inner, strict=True):
+            at = own.ravel()
+            value[at] = left[np.ix_(at, part)] @ right[part] + bias
+        share = taken_away(case, value.reshape(g.shape))
+        if share > 0.85:
+            of = f" ({name})" if name else ""
+            text = f"each of {n} pieces of axis {axis} is one rank's own part{of} of the product of {names}"
+            yield Cause(kinds.MISSING_REDUCTION, 0.96 * share, f"{text}: scattered without being summed")
+            return
 
 
 def _sums(
@@ -96,22 +165,26 @@ def _sums(
     for n, name in counts(case):
         for pieces in _inner(how, x, left.shape[1], n):
             parts = np.stack([(left[:, p] @ right[p]).ravel() for p in pieces], axis=1)
+            if not np.isfinite(parts).all() or not np.isfinite(t).all():
+                continue  # LAPACK would print its complaint
             factors, *_ = np.linalg.lstsq(parts, (t.reshape(-1, t.shape[-1]) - bias).ravel(), rcond=1e-9)
             share = taken_away(case, ((parts @ factors).reshape(-1, t.shape[-1]) + bias).reshape(g.shape))
             if share < 0.85 or np.ptp(factors) < 0.05:
                 continue
             of = f" ({name})" if name else ""
-            times = np.round(factors, 3).tolist()
-            said = f"inside the product of {names}, the parts of {n} ranks{of} count {times} times"
-            zero = np.abs(factors) < 0.03
-            if zero.any():
+            times = (np.round(factors, 3) + 0.0).tolist()
+            said = f"inside the product of {names}, the parts of {n}{of} count {times} times"
+            if (np.abs(factors) >= 0.03).all():
+                yield Cause(kinds.ONE_SHARD, 0.9 * share, f"{said}: one rank's part is scaled")
+            elif (
+                case.part == "input" and "reduce" in case.words
+            ):  # no rank was added yet: micro-batches alone are
                 yield Cause(
-                    kinds.MISSING_REDUCTION,
-                    0.94 * share,
-                    f"{said}: the sum over them is missing, or a part of it",
+                    kinds.MISSING_TERM, 0.94 * share, f"{said}: the sum over micro-batches misses some"
                 )
             else:
-                yield Cause(kinds.ONE_SHARD, 0.9 * share, f"{said}: one rank's part is scaled")
+                text = f"{said}: the sum over them is missing, or a part of it"
+                yield Cause(kinds.MISSING_REDUCTION, 0.94 * share, text)
             return
 
 
@@ -123,6 +196,8 @@ def _inner(how: str, x: Known, size: int, n: int) -> Iterator[list[Array]]:
     if how != "x^T y" or x.golden is None or x.golden.ndim < 3:
         return
     grid = index.reshape(x.golden.shape[:-1])
+    if len(grid) % n == 0:  # sequences dealt in turn
+        yield [grid[k::n].ravel() for k in range(n)]
     for axis in range(1, grid.ndim):
         if grid.shape[axis] % n == 0:
             yield [part.ravel() for part in np.split(grid, n, axis=axis)]
@@ -262,55 +337,6 @@ def _relu(x: Floats) -> Floats:
 _ACTIVATIONS = {"silu": _silu, "gelu": _gelu, "relu": _relu}
 
 
-def _rotary(case: Case) -> Iterator[Cause]:
-    """Pairs of a head's elements keep their norm: they were turned by another angle."""
-    t, g = case.target, case.golden
-    assert t is not None and g is not None
-    d = g.shape[-1] if g.ndim else 0
-    if d < 2 or d % 2 or g.ndim < 2:
-        return
-    for how, split in (
-        ("halves", (slice(0, d // 2), slice(d // 2, d))),
-        ("neighbours", (slice(0, d, 2), slice(1, d, 2))),
-    ):
-        a, b = g[..., split[0]], g[..., split[1]]
-        x, y = t[..., split[0]], t[..., split[1]]
-        golden, target = a * a + b * b, x * x + y * y
-        left = float(np.linalg.norm((golden - target).ravel())) / max(
-            float(np.linalg.norm(golden.ravel())), 1e-300
-        )
-        error = float(np.linalg.norm((t - g).ravel()) / max(float(np.linalg.norm(g.ravel())), 1e-300))
-        # what is not a rotation changes the norms by about as much as the elements
-        if left > max(0.1 * error, min(2 * case.noise, 0.4 * error)) or error < 4 * case.epsilon:
-            continue
-        turn = np.angle((x + 1j * y) * np.conj(a + 1j * b))
-        weight = golden
-        known = _turned_by(turn, weight)
-        sure = 0.93 if any(n in case.words for n in ("rot", "rope", "pos")) or known else 0.6
-        yield Cause(
-            kinds.ROTARY,
-            sure,
-            f"pairs of {how} keep their norm and are turned{known}: base, offset, or positions",
-        )
-        return
-
-
-def _turned_by(turn: Floats, weight: Floats) -> str:
-    """Say how the extra angle goes with the position (axis of most spread): constant is an offset."""
-    if turn.ndim < 3:
-        return ""
-    axes = [ax for ax in range(turn.ndim - 1) if turn.shape[ax] > 2]
-    if not axes:
-        return ""
-    first = turn[..., 0]
-    spread = [float(np.abs(np.diff(first, axis=ax)).mean()) for ax in axes]
-    if max(spread) < 1e-3 and float(np.abs(first).mean()) > 1e-3:
-        return f" by {float(first.mean()):.4g} at the fastest frequency whatever the position (an offset)"
-    if float(np.abs(first).mean()) < 1e-3:
-        return " by nothing at the fastest frequency, more at the slower ones (another base)"
-    return " by an angle that goes with the position"
-
-
 def _embedding_gradient(case: Case) -> Iterator[Cause]:
     """Rows of tokens that occur more than once: counted once, or twice as often."""
     t, g = case.target, case.golden
@@ -344,3 +370,10 @@ def _ids(array: Floats, rows: int) -> bool:
     return bool(
         array.size > 1 and (array == np.rint(array)).all() and array.min() >= 0 and array.max() < rows
     )
+
+
+REDONE: tuple[Callable[[Case], Iterator[Cause]], ...] = (
+    _linear, _norm, _gated, rotary_causes, attention_causes, attention_gradient_causes, router_causes, drop_causes,
+    balance_causes, weight_gradient_causes, _embedding_gradient,
+)  # fmt: skip
+"""Every operator that a tensor may have come from, each a detector of its own."""

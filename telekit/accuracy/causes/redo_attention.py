@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import permutations
+from itertools import permutations, product
 
 import numpy as np
 
@@ -92,10 +92,8 @@ def _varied(
         "a mask that shows one token of the future": j <= i + 1, "the mask with the opposite meaning": j > i,
         "a mask of the future and itself": j >= i,
     }  # fmt: skip
-    for count in {int(s) for s in case.sizes.values() if 1 < s <= 16} | {2, 4}:
-        if n % count == 0:
-            same = i // (n // count) == j // (n // count)
-            masks[f"attention only inside each of {count} pieces"] = mask & same
+    for how, owner in _owners(n, case):
+        masks[f"attention only inside each of {how}"] = mask & (owner[:, None] == owner[None, :])
     for width in range(1, min(n, 64)):
         masks[f"a window of {width}"] = mask & (i - j < width)
     for text, other in masks.items():
@@ -110,6 +108,10 @@ def _varied(
                 f"attention done again with {text} gives the target, golden has {name} mask",
             )
             return
+    merged = list(_merged(q, k, v, order, mask, case))
+    if merged:
+        yield from merged
+        return
     scale, share = _scale(q, k, v, order, mask, case)
     if share > 0.8:
         text = f"attention done again with a scale of {scale:.4g} gives the target, golden has {d**-0.5:.4g}"
@@ -122,6 +124,112 @@ def _varied(
                 0.95 * share,
                 "attention done again with key and value heads tiled, not repeated, gives the target",
             )
+
+
+def _owners(n: int, case: Case) -> Iterator[tuple[str, Array]]:
+    """Ways to deal positions to ranks: which rank has each, in order and zigzag."""
+    for count in sorted({int(s) for s in case.sizes.values() if 1 < s <= 16} | {2, 4}):
+        if n % count == 0:
+            yield f"{count} pieces", np.arange(n) // (n // count)
+        if n % (2 * count) == 0:
+            chunk = np.arange(n) // (n // (2 * count))
+            yield f"{count} pieces dealt zigzag", np.minimum(chunk, 2 * count - 1 - chunk)
+
+
+def _merged(
+    q: Floats, k: Floats, v: Floats, order: tuple[int, ...], mask: Array, case: Case
+) -> Iterator[Cause]:
+    """Try blocks of keys merged with fixed shares, one for each pair of ranks, not with those of the softmax."""
+    t, g = case.target, case.golden
+    assert t is not None and g is not None
+    for how, owner in _owners(q.shape[2], case):
+        ranks = int(owner.max()) + 1
+        blocks = [
+            _shaped(_attend(q, k, v, q.shape[-1] ** -0.5, mask & (owner == r)[None, :]), order, g)
+            for r in range(ranks)
+        ]
+        of_query = _shaped(np.broadcast_to(owner[:, None] * 1.0, q.shape), order, g)
+        value, shares = np.zeros_like(g), np.zeros((ranks, ranks))
+        for r in range(ranks):
+            at = of_query == r
+            shares[r], *_ = np.linalg.lstsq(np.stack([b[at] for b in blocks], axis=1), t[at], rcond=1e-9)
+            value[at] = sum(s * b[at] for s, b in zip(shares[r], blocks, strict=True))
+        share = taken_away(case, value)
+        if share > 0.85:
+            fixed = shares.round(2).tolist()
+            text = f"keys of {how} are merged with the same shares for every query of a rank, {fixed}"
+            yield Cause(
+                kinds.NORMALISATION, 0.95 * share, f"{text}: not weighed by their part of the softmax"
+            )
+            return
+
+
+def attention_gradient_causes(case: Case) -> Iterator[Cause]:
+    """Find q, k, v and the output's gradient so that golden comes out, then count only pairs inside a rank."""
+    g = case.golden
+    assert g is not None
+    if case.phase != "backward" or g.ndim != 4:
+        return
+    known = [k.golden for k in case.inputs if k.golden is not None and k.golden.ndim >= 3]
+    four = [a for a in known if a.ndim == 4][:5]
+    for q, k, v in permutations(four, 3):
+        if k.shape != v.shape or q.shape[-1] != k.shape[-1] or g.shape not in (q.shape, k.shape):
+            continue
+        ups = [a.reshape(q.shape) for a in known if a.size == q.size and not any(a is x for x in (q, k, v))]
+        for up, order in product(ups, _ORDERS.values()):
+            moved = [a.transpose(order) for a in (q, k, v, up)]
+            q_, k_ = moved[:2]
+            if q_.shape[0] != k_.shape[0] or q_.shape[1] % k_.shape[1] or q_.shape[2] != k_.shape[2]:
+                continue
+            if q_.shape[0] * q_.shape[1] * q_.shape[2] ** 2 > MAX_SCORES:
+                continue
+            which = _gradient_of(moved, order, case)
+            if which is not None:
+                yield from _own_pairs(moved, order, which, case)
+                return
+
+
+def _gradients(tensors: list[Floats], pairs: Array) -> tuple[Floats, Floats, Floats]:
+    """Gradients of q, k and v of causal attention, of the pairs of query and key alone that count."""
+    q, k, v, up = tensors
+    groups, n, scale = q.shape[1] // k.shape[1], q.shape[2], q.shape[-1] ** -0.5
+    keys, values = (np.repeat(a, groups, axis=1) for a in (k, v))
+    scores = np.where(np.tri(n, dtype=bool), (q @ keys.swapaxes(-1, -2)) * scale, -np.inf)
+    p = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    p /= p.sum(axis=-1, keepdims=True)
+    inner = up @ values.swapaxes(-1, -2)
+    inner = p * (inner - (inner * p).sum(axis=-1, keepdims=True)) * scale * pairs
+    of_k, of_v = inner.swapaxes(-1, -2) @ q, (p * pairs).swapaxes(-1, -2) @ up
+    whole = (k.shape[0], k.shape[1], groups, n, -1)
+    return inner @ keys, of_k.reshape(whole).sum(axis=2), of_v.reshape(whole).sum(axis=2)
+
+
+def _gradient_of(tensors: list[Floats], order: tuple[int, ...], case: Case) -> int | None:
+    """Which of the three golden is; None where it is none of them."""
+    g = case.golden
+    assert g is not None
+    n, norm = tensors[0].shape[2], float(np.linalg.norm(g.ravel()))
+    for which, value in enumerate(_gradients(tensors, np.ones((n, n), bool))):
+        found = value.transpose(np.argsort(order))
+        if found.shape == g.shape and float(np.linalg.norm((found - g).ravel())) <= norm * max(
+            6 * case.epsilon, 1e-5
+        ):
+            return which
+    return None
+
+
+def _own_pairs(tensors: list[Floats], order: tuple[int, ...], which: int, case: Case) -> Iterator[Cause]:
+    """Try the gradient with the pairs inside each rank alone: what came from other ranks was not added."""
+    for how, owner in _owners(tensors[0].shape[2], case):
+        value = _gradients(tensors, owner[:, None] == owner[None, :])[which]
+        share = taken_away(case, value.transpose(np.argsort(order)))
+        if share > 0.85:
+            what = ("queries", "keys", "values")[which]
+            text = f"the gradient of the {what}, of {how}, has only what a rank's own queries and keys make"
+            yield Cause(
+                kinds.MISSING_REDUCTION, 0.95 * share, f"{text}: the other ranks' parts are not added"
+            )
+            return
 
 
 def _scale(

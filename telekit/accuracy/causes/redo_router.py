@@ -22,6 +22,7 @@ def router_causes(case: Case) -> Iterator[Cause]:
     assert t is not None and g is not None
     if case.phase != "forward" or g.ndim < 2 or not any(w in case.words for w in _WORDS):
         return
+    yield from _numbers(case)
     yield from _slots(case)
     rows = g.reshape(-1, g.shape[-1])
     for logits in _logits(case):
@@ -90,12 +91,59 @@ def balance_causes(case: Case) -> Iterator[Cause]:
         if len(columns) * 2 > d.size or columns[0].size != d.size:
             continue
         matrix = np.stack([c.ravel() for c in columns], axis=1)
+        if not np.isfinite(matrix).all() or not np.isfinite(d).all():
+            continue
         factors, *_ = np.linalg.lstsq(matrix, d, rcond=1e-8)
         share = taken_away(case, (g.ravel() + matrix @ factors).reshape(g.shape))
         if share > 0.8:
             text = "the difference is a gradient of a term linear in the probabilities: the auxiliary (balancing) loss"
             yield Cause(kinds.LOSS_TERM, 0.9 * share, f"{text} is missing, added, or scaled")
             return
+
+
+def weight_gradient_causes(case: Case) -> Iterator[Cause]:
+    """Try the router's gradient with, and without, what normalising the chosen weights puts into it.
+
+    The difference alone is made again, so that whatever else is in the gradient (a balancing loss) does not count.
+    """
+    t, g = case.target, case.golden
+    assert t is not None and g is not None
+    if case.phase != "backward" or not any(w in case.words for w in ("router", "gate")):
+        return
+    known = [k.golden for k in case.inputs if k.golden is not None and k.golden.ndim >= 2]
+    for x, w in product(known, case.parameters):
+        if w.golden is None or w.golden.ndim != 2 or x.shape[-1] != w.golden.shape[1]:
+            continue
+        tokens = x.reshape(-1, x.shape[-1])
+        p = _softmax(tokens @ w.golden.T)
+        narrow = [
+            a.reshape(len(tokens), -1) for a in known if a.shape[:-1] == x.shape[:-1] and a.shape != x.shape
+        ]
+        chosen = next((a.astype(int) for a in narrow if _expert_numbers(a, p.shape[1])), None)
+        if chosen is None:
+            continue
+        weights = np.take_along_axis(p, chosen, axis=1)
+        total = weights.sum(axis=1, keepdims=True)
+        for up in (a for a in narrow if a.shape == chosen.shape):
+            with_it = (up - (up * weights / total).sum(axis=1, keepdims=True)) / total
+            of_p = np.zeros_like(p)
+            np.put_along_axis(of_p, chosen, up - with_it, axis=1)
+            inner = p * (of_p - (of_p * p).sum(axis=1, keepdims=True))
+            made = inner.T @ tokens if g.shape == w.golden.shape else inner @ w.golden
+            for text, sign in (("without", 1.0), ("with", -1.0)):
+                share = taken_away(case, g + sign * made.reshape(g.shape)) if made.size == g.size else 0.0
+                if share > 0.85:
+                    said = f"the target is the gradient {text} the normalisation of the chosen weights"
+                    yield Cause(kinds.NORMALISATION, 0.95 * share, f"{said}, golden is not")
+                    return
+
+
+def _expert_numbers(array: Floats, experts: int) -> bool:
+    """Whether each row holds numbers of different experts."""
+    if not (array == np.rint(array)).all() or array.min() < 0 or array.max() >= experts:
+        return False
+    ordered = np.sort(array, axis=1)
+    return array.shape[1] < experts and bool((np.diff(ordered, axis=1) > 0).all())
 
 
 def _close(value: Floats, rows: Floats, case: Case) -> bool:
@@ -142,6 +190,70 @@ def _shaped(rule: tuple[Floats, Array], experts: int) -> Floats:
     dense = np.zeros((len(weights), experts))
     np.put_along_axis(dense, chosen, weights, axis=1)
     return dense
+
+
+def _numbers(case: Case) -> Iterator[Cause]:
+    """Numbers of the chosen experts: all off by one step, or some others."""
+    t, g = case.target, case.golden
+    assert t is not None and g is not None
+    if not ((t == np.rint(t)).all() and (g == np.rint(g)).all()) or g.min() < 0 or not (t != g).any():
+        return
+    widths = [k.golden.shape[0] for k in case.parameters if k.golden is not None and k.golden.ndim == 2]
+    experts = next((w for w in widths if w > max(t.max(), g.max())), int(max(t.max(), g.max())) + 1)
+    step = np.unique((t - g) % experts)
+    if step.size == 1 and experts > 2:
+        by = int(step[0]) if step[0] <= experts / 2 else int(step[0]) - experts
+        text = f"every chosen expert's number is golden's {by:+d} modulo {experts}: experts are numbered otherwise"
+        yield Cause(kinds.ROUTER, 0.96, text)
+
+
+def drop_causes(case: Case) -> Iterator[Cause]:
+    """Try tokens that miss one or more of their experts' rows, each with its weight: dropped, not combined.
+
+    Golden's rows before the combination are known, in whatever order; each token's difference must be minus a weight
+    times one of them (or a sum of as many as a token has experts).
+    """
+    t, g = case.target, case.golden
+    assert t is not None and g is not None
+    if case.phase != "forward" or g.ndim < 2 or not any(w in case.words for w in _EXPERTS):
+        return
+    d = (t - g).reshape(-1, g.shape[-1])
+    size = np.linalg.norm(g.reshape(d.shape), axis=1)
+    bad = np.flatnonzero(np.linalg.norm(d, axis=1) > max(case.noise, 1e-6) * np.maximum(size, 1e-30))
+    tables = [k.golden for k in case.inputs if k.golden is not None and k.golden.shape[-1:] == g.shape[-1:]]
+    known = [k.golden for k in case.inputs if k.golden is not None]
+    weights = [a.reshape(len(d), -1) for a in known if a.shape[:-1] == g.shape[:-1] and a.shape != g.shape]
+    if not 0 < bad.size < len(d) or g.shape[-1] < _LEAST_WIDTH or not weights:
+        return
+    for table in tables:
+        rows = table.reshape(-1, g.shape[-1])
+        if len(rows) < len(d) or rows.size * bad.size > 1 << 28:
+            continue
+        missing = [_missing_rows(d[b], rows, weights[0][b], max(case.noise, 1e-3)) for b in bad]
+        share = float(np.mean([m > 0 for m in missing]))
+        if share >= 0.9:
+            text = f"{bad.size} of {len(d)} tokens miss {sum(missing)} weighted rows of their experts, and nothing else"
+            yield Cause(kinds.DROPPED, 0.95 * share, f"{text}: dropped (over capacity), or not received")
+            return
+
+
+_LEAST_WIDTH = 8  # a narrower difference is near a multiple of some row by chance
+_EXPERTS = ("combine", "unpermute", "dispatch", "expert", "moe")
+
+
+def _missing_rows(difference: Floats, rows: Floats, weights: Floats, noise: float) -> int:
+    """How many weighted rows must be taken away to explain a token's difference; 0 where they do not."""
+    left = -difference
+    whole, squares = float(np.linalg.norm(left)), (rows * rows).sum(axis=1)
+    for used in range(1, weights.size + 1):
+        change = weights[:, None] * (
+            weights[:, None] * squares - 2 * (rows @ left)
+        )  # of the square that is left
+        which, row = np.unravel_index(int(change.argmin()), change.shape)
+        left = left - weights[which] * rows[row]
+        if float(np.linalg.norm(left)) <= max(5 * noise, 0.1) * whole:
+            return used
+    return 0
 
 
 def _slots(case: Case) -> Iterator[Cause]:

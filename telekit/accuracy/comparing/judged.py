@@ -10,9 +10,10 @@ import numpy as np
 
 from telekit.accuracy.compared import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, Compared
 from telekit.accuracy.comparing.names import read_call
-from telekit.accuracy.measures.metrics import Metrics, compare_arrays
+from telekit.accuracy.measures.metrics import COMPARED, Metrics, compare_arrays
 from telekit.accuracy.measures.pairs import ACCEPTED_TOGETHER
 from telekit.accuracy.measures.summaries import compare_summaries
+from telekit.accuracy.readers.named import NamedTensor
 from telekit.accuracy.standards import msprobe
 from telekit.accuracy.standards.judge import judge
 from telekit.accuracy.standards.profiles import Standard
@@ -39,7 +40,11 @@ _NOT_ZERO = Part(
     "zero", None, "zero as golden is while the inputs agree", ERROR, "golden is all zeros, target is not"
 )
 DROPOUT, TOP_K = "dropout", "topk"
-_ROLES = {INPUT: msprobe.INPUT, PARAMETERS: msprobe.PARAMETER}
+# msprobe counts as an output what has .output. in its name: gradients of parameters stand with the inputs
+_ROLES = {INPUT: msprobe.INPUT, PARAMETERS: msprobe.PARAMETER, PARAMETERS_GRAD: msprobe.PARAMETER}
+UNREAD = "cannot be read"
+SCALAR = 0.01
+"""Relative error a single number may have: more than one step of bf16 (0.0078); telekit's own, msprobe has no rule."""
 
 
 def operator_of(api: str) -> str:
@@ -124,7 +129,7 @@ def _beside(row: Compared) -> list[Part]:
         ]
     if row.metrics is not None:
         return []
-    parts = []
+    parts = _not_compared(row, t, g)
     if t.kind == g.kind == "tensor":
         parts.append(check("shape", t.shape, t.shape == g.shape, f"= {g.shape}"))
         same = t.dtype == g.dtype or {t.dtype, g.dtype} <= ACCEPTED_TOGETHER
@@ -138,8 +143,28 @@ def _beside(row: Compared) -> list[Part]:
     return parts
 
 
+def _not_compared(row: Compared, t: NamedTensor, g: NamedTensor) -> list[Part]:
+    """Say why elements that were announced are not compared, or that nothing was dumped to compare."""
+    reasons = [f"{side}: {x.unread}" for side, x in (("target", t), ("golden", g)) if x.unread]
+    known = row.summary is not None or row.checksum_equal is not None
+    if reasons:
+        level, rule = WARNING if known else ERROR, "elements of both sides"
+        return [check(UNREAD, None, False, rule, level=level, note="; ".join(reasons))]
+    tensors = t.kind == g.kind == "tensor" and 0 not in (t.shape or ())
+    if known or not tensors or t.md5 or g.md5:
+        return []
+    note = "one side has neither elements nor statistics: only shape and type were compared"
+    return [check("elements", None, False, "something to compare", level=WARNING, note=note)]
+
+
 def _with(verdict: Verdict, parts: Sequence[Part]) -> Verdict:
-    return conclude([*verdict.parts, *parts], verdict.standard, verdict.source, verdict.messages)
+    mixed = [
+        f"types differ: {p.value}, golden {p.rule.split(' or ')[0].removeprefix('= ')}; fp16, bf16 and fp32 are "
+        "taken together"
+        for p in parts
+        if p.name == "dtype" and p.result == PASS and p.rule.split(" or ")[0] != f"= {p.value}"
+    ]
+    return conclude([*verdict.parts, *parts], verdict.standard, verdict.source, (*verdict.messages, *mixed))
 
 
 def _plain(row: Compared, chosen: Standard) -> Verdict:
@@ -149,12 +174,30 @@ def _plain(row: Compared, chosen: Standard) -> Verdict:
         parts = [Part(p.name, p.value, p.rule, ERROR, p.note) for p in parts]
     m, own = row.metrics, msprobe.judge_rows([_row(row)], chosen.name)[0]
     if m is not None:
-        parts += [*msprobe.accuracy_reached(m), scale_part(m)]
+        parts += [*msprobe.accuracy_reached(m), scale_part(m), *_exact(m)]
     elif row.summary is not None:
         parts += msprobe.summary_reached(row.summary)
     parts += [p for p in own.parts if p.name not in {q.name for q in parts}]
     said = "no inputs to judge by: msprobe's older rule and the ratio of the norms"
     return conclude(parts, chosen.name, chosen.source, (said, *own.messages))
+
+
+def _exact(m: Metrics) -> list[Part]:
+    """Rules of telekit's own for what msprobe's older ones let through."""
+    if m.status != COMPARED or m.golden is None or m.target is None:
+        return []
+    parts = []
+    if all(d.startswith(("int", "uint", "bool")) for d in (m.target_dtype, m.golden_dtype)):
+        parts.append(check("equal", m.max_abs_error, m.identical, "integers and bools are equal"))
+    if m.opposite_infinities:
+        parts.append(check("sign of infinities", m.opposite_infinities, False, "none is opposite"))
+    if m.golden.l2norm == 0 and m.target.l2norm:
+        parts.append(check("zero", m.target.l2norm, False, "zero as golden is", note="golden is all zeros"))
+    elif m.elements == 1 and m.max_relative_error is not None:
+        error = m.max_relative_error
+        rule = f"at most {SCALAR}, telekit's own rule for a single number"
+        parts.append(check("relative error", error, error <= SCALAR, rule))
+    return parts
 
 
 def scale_part(m: Metrics) -> Part:
@@ -223,11 +266,11 @@ def special(row: Compared, target: Any, golden: Any, chosen: Standard) -> Verdic
     return None
 
 
-def result_of(rows: Sequence[Compared], verdicts: Sequence[Verdict]) -> str:
-    """Return the worst verdict; error where no two tensors were compared at all."""
+def result_of(rows: Sequence[Compared], verdicts: Sequence[Verdict], lost: bool = False) -> str:
+    """Return the worst verdict; error where no two tensors were compared at all, no pass where some were ``lost``."""
     if not any(row.matched for row in rows):
         return ERROR
-    return worst(v.result for v in verdicts)
+    return worst([*(v.result for v in verdicts), *([WARNING] if lost else [])])
 
 
 def first_error(rows: Sequence[Compared], verdicts: Sequence[Verdict]) -> int | None:

@@ -87,6 +87,24 @@ class Mapping:
                 at += 1
         return ".".join(done)
 
+    def unused(self, target: Sequence[str], golden: Sequence[str]) -> list[str]:
+        """Return a note for each line that fits no name: most likely it was mistyped."""
+        words = [name.split(".") for name in target]
+        said = []
+        for left, _ in self.parts:
+            name = ".".join(left)
+            if name not in target and not any(_runs(left, w) for w in words):
+                said.append(f"mapping: {name} is in no name of target: the line is not used")
+        for join in self.joins:
+            side, names = ("target", target) if join.pieces_in_target else ("golden", golden)
+            alone = [p for p in join.pieces if not any(_around(n, p) is not None for n in names)]
+            if alone:
+                said.append(f"mapping: {', '.join(alone)} in no name of {side}: {join.fused} is not joined")
+        for pattern in self.shards:
+            if not any(re.search(pattern, n) for n in (*target, *golden)):
+                said.append(f"mapping: shards {pattern} fits no name: the line is not used")
+        return said
+
     def joined(self, tensors: Sequence[NamedTensor], *, target: bool) -> list[NamedTensor]:
         """Return one side's tensors with the pieces of fused ones joined, at the place of the first piece.
 
@@ -96,6 +114,14 @@ class Mapping:
         for join in (j for j in self.joins if j.pieces_in_target == target):
             found = _join(found, join, self.groups)
         return found
+
+
+def _runs(left: Sequence[str], words: Sequence[str]) -> bool:
+    n = len(left)
+    return any(
+        all(x in ("*", y) for x, y in zip(left, words[at : at + n], strict=True))
+        for at in range(len(words) - n + 1)
+    )
 
 
 def read_mapping(source: str | Path | AnyMapping[str, Any] | Mapping | None) -> Mapping:
@@ -266,7 +292,7 @@ def concatenated(
     size = sum(p.nbytes for p in pieces) if prod(shape) else 0
     return replace(
         pieces[0], name=name, shape=shape, place=place, loader=load if whole else None, nbytes=size,
-        statistics=None, md5=None,
+        statistics=None, md5=None, unread="; ".join(dict.fromkeys(p.unread for p in pieces if p.unread)),
     )  # fmt: skip
 
 

@@ -217,7 +217,7 @@ def write_csv(comparison: Comparison, path: str | Path) -> tuple[Path, ...]:
 
 def _write(comparison: Comparison, places: Sequence[int], file: Path) -> None:
     head = columns(comparison.mode, stack=bool(comparison.stacks))
-    with file.open("w", encoding="utf-8", newline="") as out:
+    with file.open("w", encoding="utf-8", errors="backslashreplace", newline="") as out:
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(head)
         seen: set[str] = set()

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import sqrt
 
 import numpy as np
 
-from telekit.accuracy.compared import INPUT, Compared
+from telekit.accuracy.compared import INPUT, OUTPUT, Compared
 from telekit.accuracy.graph.nodes import Node, module_path
 from telekit.accuracy.graph.noise import AMPLIFICATION, FLOOR, wide
 from telekit.accuracy.measures.pairs import Floats
 
 _CLIPPED = 1e-3
+USUAL_STEP = 0.01  # an update over the weight, where no optimizer was dumped: lr 2e-4 on weights of 0.02
 _NORM = ("total_norm", "grad_norm", "global_norm")
 
 
@@ -83,6 +85,22 @@ def optimizer_row(node: Node, key: str, part: str = INPUT) -> Compared | None:
     )
     side = node.inputs if part == INPUT else node.outputs
     return next((r for r in side if key_of(r) in keys), None)
+
+
+def update_noise(optimizer: Sequence[Node], epsilon: float) -> dict[str, float]:
+    """Return, by parameter, what rounding makes one update leave in the weight, relative to it.
+
+    Adam's first step is the gradient's sign, so the share of elements whose gradient is within rounding of zero, a few
+    epsilons, may go the other way: a share ``s`` of elements off by two updates is ``2 sqrt(s)`` of the whole update.
+    """
+    found = {"": 2 * sqrt(FLOOR * epsilon) * USUAL_STEP}
+    for node in optimizer:
+        rows = optimizer_row(node, "parameter"), optimizer_row(node, "parameter", OUTPUT)
+        before, after = (None if r is None else wide(r.golden) for r in rows)
+        if before is not None and after is not None and before.shape == after.shape and before.any():
+            step = float(np.linalg.norm(after - before)) / float(np.linalg.norm(before))
+            found[parameter_name(node)] = 2 * sqrt(FLOOR * epsilon) * step
+    return found
 
 
 def read_sync(optimizer: Sequence[Node], errors: dict[str, float]) -> Sync | None:

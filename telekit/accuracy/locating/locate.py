@@ -7,25 +7,27 @@ around the optimizer, a few steps of losses and gradient norms, and the unmerged
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import inf, isinf
 
 from telekit.accuracy.causes import finding as kinds
-from telekit.accuracy.causes.case import Case, case_of, fingerprint
+from telekit.accuracy.causes.case import Case, Known, case_of, known_rows
+from telekit.accuracy.causes.cause_terms import EARLIER
 from telekit.accuracy.causes.causes import explain
 from telekit.accuracy.causes.finding import Candidate, Cause, Finding, ranked
 from telekit.accuracy.checks.replicas import by_name, unequal
-from telekit.accuracy.compared import INPUT, OPTIMIZER, OUTPUT, PARAMETERS, Compared
-from telekit.accuracy.graph.nodes import Node, containers, maker_of, module_path, nodes, outputs_inside
-from telekit.accuracy.graph.noise import AMPLIFICATION, FLOOR, error_of, is_float, limit_of, run_epsilon
-from telekit.accuracy.graph.routing import alike, flipped_rows, routes
-from telekit.accuracy.graph.sync import gradient_names, optimizer_row, parameter_name
+from telekit.accuracy.compared import BACKWARD, INPUT, OPTIMIZER, Compared
+from telekit.accuracy.curves.ratios import name_ratio
+from telekit.accuracy.graph.nodes import Node, containers, maker_of, module_path, nodes
+from telekit.accuracy.graph.noise import FLOOR, is_float, run_epsilon
+from telekit.accuracy.graph.routing import routes
+from telekit.accuracy.graph.sync import gradient_names
 from telekit.accuracy.locating.locate_optimizer import Ranks, after_backward
-from telekit.accuracy.locating.phase_hint import Hint, Pair, numbers, phase_hint
+from telekit.accuracy.locating.phase_hint import Hint, Pair, balance_ratio, numbers, phase_hint
+from telekit.accuracy.locating.walk import Place, Walk
 from telekit.accuracy.readers.named import NamedTensor
 
-SETUP = "setup"
 WEAK = 2.0  # an excess below this needs a known shape to be believed
 _STRUCTURED = 0.6
 _SMALL = frozenset(
@@ -33,147 +35,6 @@ _SMALL = frozenset(
      kinds.MASK, kinds.SOFTMAX_SCALE, kinds.CHANNEL_WEIGHT, kinds.NORMALISATION, kinds.DROPPED, kinds.ONE_SHARD,
      kinds.MISSING_REDUCTION, kinds.DOUBLE_REDUCTION, kinds.GRADIENT_SCALING, kinds.SIGN, kinds.ACTIVATION}
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class _Place:
-    """A candidate with what is needed to look at it closer."""
-
-    candidate: Candidate
-    node: Node
-    row: Compared
-
-    @property
-    def strength(self) -> float:
-        return self.candidate.error / self.candidate.limit if self.candidate.limit else inf
-
-
-@dataclass
-class _Walk:
-    """What is known on the way through the graph."""
-
-    epsilon: float
-    first_step: int
-    errors: dict[int, float | None] = field(default_factory=dict)
-    level: float = 0.0  # worst error of an output so far: what an input whose maker is not known may have
-    made: dict[object, float] = field(default_factory=dict)  # golden's fingerprint of an output to its error
-    flipped: bool = False  # a token near a tie chose other experts: rounding, not a fault
-    found: list[_Place] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    gradients: dict[str, float] = field(
-        default_factory=dict
-    )  # error of each parameter's gradient in this step
-    weights: dict[str, float] = field(default_factory=dict)  # and of each weight after the last
-
-    inside: dict[int, list[Compared]] = field(default_factory=dict)  # by module: outputs of those in it
-
-    def begin(self, graph: Sequence[Node]) -> None:
-        """Start a step."""
-        self.inside = outputs_inside([n for n in graph if n.phase != OPTIMIZER])
-        self.level, self.made, self.gradients, self.found = 0.0, {}, {}, []
-
-    def end(self, optimizer: Sequence[Node]) -> None:
-        """Keep what the optimizer made of the weights: where the next step starts."""
-        self.weights = {}
-        for node in optimizer:
-            row = optimizer_row(node, "parameter", OUTPUT)
-            error = None if row is None else self.error(row)
-            if error is not None:
-                self.weights[parameter_name(node)] = error
-
-    def error(self, row: Compared) -> float | None:
-        if id(row) not in self.errors:
-            self.errors[id(row)] = error_of(row)
-        return self.errors[id(row)]
-
-    def worst(self, rows: Iterable[Compared]) -> float | None:
-        return max((e for e in map(self.error, rows) if e is not None), default=None)
-
-    def visit(self, node: Node) -> None:
-        """Judge one operator."""
-        for row in (*node.inputs, *node.parameters):
-            self._judge_input(node, row)
-        inputs = [*node.inputs, *node.parameters, *node.before]
-        before = self.worst(r for r in inputs if self._counts(r))
-        inner = self.worst(r for r in self.inside.get(id(node), ()) if is_float(r))
-        if inner is not None:  # a module answers for what is between the modules inside it, not for them
-            before = max(before or 0.0, inner)
-        for row in node.outputs:
-            self._judge_output(node, row, inputs, before)
-        for row in node.outputs:
-            error = self.error(row)
-            if error is not None and is_float(row):
-                self.level = max(self.level, min(error, 1e3))
-                key = fingerprint(row.golden)
-                if key is not None:
-                    self.made[key] = error
-                if node.kind == "gradient":
-                    name = gradient_names(node, row)
-                    self.gradients[name] = max(error, self.gradients.get(name, 0.0))
-
-    def _counts(self, row: Compared) -> bool:
-        return is_float(row) or not self.flipped
-
-    def _judge_input(self, node: Node, row: Compared) -> None:
-        error = self.error(row)
-        if not error:
-            return
-        if row.part == PARAMETERS:
-            upstream = 0.0
-            if node.step > self.first_step:
-                known = self.weights.get(gradient_names(node, row))
-                if known is None:
-                    return  # the optimizer's matter
-                upstream = known
-            limit = FLOOR * self.epsilon / 2 + 2 * upstream
-        else:
-            upstream = self.made.get(fingerprint(row.golden), self.level)
-            limit = FLOOR * self.epsilon + AMPLIFICATION * upstream
-            if not is_float(row) and upstream:
-                return  # which experts a token chose: judged where it is chosen
-        if error > limit and not self._excused(node, row, error):
-            self._add(node, row, error, upstream, limit)
-
-    def _judge_output(
-        self, node: Node, row: Compared, inputs: Sequence[Compared], before: float | None
-    ) -> None:
-        error = self.error(row)
-        if not error:
-            return
-        start = self.level if before is None else before
-        if start >= 1 and error < inf:
-            return
-        if isinf(start):
-            return
-        limit = limit_of(row, inputs, start, self.epsilon)
-        if not is_float(row):
-            limit = 0.0 if not self.flipped else inf  # a choice is right or wrong, or a tie
-        if error <= limit or self._excused(node, row, error):
-            return
-        self._add(node, row, error, before, limit)
-
-    def _excused(self, node: Node, row: Compared, error: float) -> bool:
-        """Whether the difference is a few tokens near a tie that chose other experts, or follows from them."""
-        if not routes(node.base):
-            return False
-        if not self.flipped:
-            rows = flipped_rows(node, row, self.epsilon, self.level)
-            if rows is None:
-                return False
-            self.flipped = True
-            self.notes.append(
-                f"{rows} tokens near a tie chose other experts in {node.base}: rounding, not a fault"
-            )
-        return isinf(error) or alike(row)
-
-    def _add(self, node: Node, row: Compared, error: float, before: float | None, limit: float) -> None:
-        phase = node.phase
-        if row.part == PARAMETERS:
-            phase = SETUP if node.step == self.first_step else OPTIMIZER
-        part = row.part or OUTPUT
-        self.found.append(
-            _Place(Candidate(node.base, phase, part, row.name, error, before, limit), node, row)
-        )
 
 
 def locate(
@@ -219,22 +80,24 @@ def locate(
     graph = nodes(rows)
     ranks = by_name(replicas if replicas is not None else _targets(rows))
     hint = phase_hint(losses, norms, eps)
-    walk = _Walk(eps, min((n.step for n in graph), default=0))
+    walk = Walk(eps, min((n.step for n in graph), default=0))
     for step in sorted({n.step for n in graph}):
         own = [n for n in graph if n.step == step]
-        found = _one_step(own, walk, size, ranks, _at(norms, step - walk.first_step), hint)
+        later = [n for n in graph if n.step > step and n.phase == OPTIMIZER]
+        found = _one_step(own, walk, size, ranks, _at(norms, step - walk.first_step), hint, later)
         if found is not None:
             return found
-    return _nothing(walk, hint, bool(rows))
+    return _balance(graph, walk, balance_ratio(losses), size) or _nothing(walk, hint, bool(rows))
 
 
 def _one_step(
     graph: Sequence[Node],
-    walk: _Walk,
+    walk: Walk,
     sizes: Mapping[str, float],
     ranks: Ranks,
     norms: tuple[float, float] | None,
     hint: Hint,
+    later: Sequence[Node],
 ) -> Finding | None:
     """Walk through one step: forward and backward, then the reduction of gradients and the optimizer."""
     walk.begin(graph)
@@ -254,8 +117,8 @@ def _one_step(
     def case_for(row: Compared, node: Node) -> Case:
         return case_of(row, node, made, sizes, ranks, walk.epsilon, 0.0)
 
-    found = after_backward(optimizer, walk.gradients, walk.epsilon, sizes, case_for, norms)
-    walk.end(optimizer)
+    found = after_backward(optimizer, walk.gradients, walk.epsilon, sizes, case_for, norms, later)
+    walk.end(graph, optimizer)
     return None if found is None else replace(found, evidence=(*found.evidence, *walk.notes, *hint.evidence))
 
 
@@ -272,12 +135,12 @@ def _targets(rows: Sequence[Compared]) -> list[NamedTensor]:
 
 
 def _choose(
-    walk: _Walk,
+    walk: Walk,
     graph: Sequence[Node],
     sizes: Mapping[str, float],
     ranks: Ranks,
     epsilon: float,
-) -> tuple[_Place | None, tuple[Cause, ...]]:
+) -> tuple[Place | None, tuple[Cause, ...]]:
     """Return the first place that holds up to a closer look, with its explanations."""
     inner = containers(graph)
     blamed = {module_path(p.node.base) for p in walk.found if p.node.base not in inner}
@@ -301,10 +164,10 @@ def _choose(
 
 
 def _structured_places(
-    walk: _Walk, graph: Sequence[Node], sizes: Mapping[str, float], epsilon: float
-) -> list[_Place]:
+    walk: Walk, graph: Sequence[Node], sizes: Mapping[str, float], epsilon: float
+) -> list[Place]:
     """Places below the limit of size whose difference has a shape that rounding never has."""
-    found: list[_Place] = []
+    found: list[Place] = []
     taken, inner = {id(p.row) for p in walk.found}, containers(graph)
     for node in graph:
         if node.phase == OPTIMIZER or found or node.base in inner:
@@ -319,7 +182,7 @@ def _structured_places(
             clean = before < inf and (before <= error / 8 or "norm" in node.base.lower())
             if not clean or (walk.flipped and routes(node.base)):
                 continue
-            place = _Place(
+            place = Place(
                 Candidate(node.base, node.phase, row.part, row.name, error, before, FLOOR * epsilon),
                 node,
                 row,
@@ -333,8 +196,8 @@ def _structured_places(
 
 
 def _case(
-    place: _Place,
-    walk: _Walk,
+    place: Place,
+    walk: Walk,
     graph: Sequence[Node],
     sizes: Mapping[str, float],
     ranks: Ranks,
@@ -343,12 +206,17 @@ def _case(
     node, row = place.node, place.row
     at = next(i for i, n in enumerate(graph) if n is node)
     near = [n for n in graph[max(0, at - 24) : at + 1] if n.phase != OPTIMIZER and n.step == node.step]
+    extra: tuple[Known, ...] = ()
     if "reduce" in node.base.lower():  # what stands near a gradient's reduction are other gradients
         near = [n for n in graph if n.kind == "gradient"]
-    return case_of(row, node, near, sizes, ranks, epsilon, place.candidate.inputs_error or 0.0)
+        made = [n for n in near if any(f".{gradient_names(n, r)}." in f"{node.base}." for r in n.outputs)]
+        node = replace(node, before=[*node.before, *(r for n in made for r in n.before)])
+        extra = known_rows([walk.earlier[row.name]], EARLIER) if row.name in walk.earlier else ()
+    case = case_of(row, node, near, sizes, ranks, epsilon, place.candidate.inputs_error or 0.0)
+    return replace(case, phase=place.candidate.phase, near=(*case.near, *extra))
 
 
-def _finding(place: _Place, causes: tuple[Cause, ...], walk: _Walk, hint: Hint) -> Finding:
+def _finding(place: Place, causes: tuple[Cause, ...], walk: Walk, hint: Hint) -> Finding:
     c = place.candidate
     before = (
         "no input was dumped" if c.inputs_error is None else f"its inputs are off by {c.inputs_error:.3g}"
@@ -377,7 +245,7 @@ def _finding(place: _Place, causes: tuple[Cause, ...], walk: _Walk, hint: Hint) 
     )  # fmt: skip
 
 
-def _operator(place: _Place) -> str:
+def _operator(place: Place) -> str:
     """Name the operator; for an input that nobody dumped as an output, who usually makes it."""
     if place.candidate.part != INPUT:
         return place.node.base
@@ -386,7 +254,7 @@ def _operator(place: _Place) -> str:
 
 
 def _unequal_finding(
-    graph: Sequence[Node], ranks: Ranks, sizes: Mapping[str, float], walk: _Walk, place: _Place | None
+    graph: Sequence[Node], ranks: Ranks, sizes: Mapping[str, float], walk: Walk, place: Place | None
 ) -> Finding | None:
     """Replicas that differ, before anything that was merged does: the merged tensor is the first rank's alone."""
     for node in graph:
@@ -404,7 +272,7 @@ def _unequal_finding(
 
 
 def _of_replicas(
-    row: Compared, node: Node, text: str, sizes: Mapping[str, float], ranks: Ranks, walk: _Walk
+    row: Compared, node: Node, text: str, sizes: Mapping[str, float], ranks: Ranks, walk: Walk
 ) -> Finding:
     """Explain the rank that is furthest from golden."""
     case = case_of(row, node, [], sizes, ranks, walk.epsilon, walk.worst([*node.inputs, *node.before]) or 0.0)
@@ -424,7 +292,31 @@ def _of_replicas(
     )  # fmt: skip
 
 
-def _nothing(walk: _Walk, hint: Hint, compared: bool) -> Finding:
+def _balance(
+    graph: Sequence[Node], walk: Walk, ratio: float | None, sizes: Mapping[str, float]
+) -> Finding | None:
+    """Nothing in the dump, but the logged load-balancing loss is a multiple of golden's: its gradient is as well.
+
+    Beside the language model's gradient it may be below rounding. Which router cannot be told: the backward's first.
+    """
+    if ratio is None or abs(ratio - 1) < 0.25 or walk.flipped:
+        return None
+    routers = [
+        n for n in graph if n.phase == BACKWARD and any(w in n.base.lower() for w in ("router", "gating"))
+    ]
+    names = name_ratio(ratio, sizes) if ratio > 0 else ()
+    said = f": {names[0].text}" if names else ""
+    text = f"the logged load-balancing loss is {ratio:.4g} times golden's in every step{said}"
+    cause = Cause(kinds.LOSS_TERM, 0.75, text)
+    evidence = (text, "no tensor of the dump is further from golden than rounding explains", *walk.notes)
+    first = routers[0] if routers else None
+    return Finding(
+        first.base if first else "", BACKWARD, "", cause.kind, 0.75 if first else 0.5, evidence, cause.next_dump,
+        causes=(cause,), step=first.step if first else None,
+    )  # fmt: skip
+
+
+def _nothing(walk: Walk, hint: Hint, compared: bool) -> Finding:
     """Nothing in the dump: what the curves say alone."""
     if hint.phase and not walk.flipped:  # other experts for a few tokens move loss and norm too
         cause = Cause(kinds.UNKNOWN, 0.3, "the curves show a difference that this dump does not")

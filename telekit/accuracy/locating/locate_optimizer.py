@@ -12,7 +12,7 @@ from telekit.accuracy.causes.case import Case
 from telekit.accuracy.causes.causes import explain
 from telekit.accuracy.causes.finding import Candidate, Cause, Finding, ranked
 from telekit.accuracy.causes.rank_causes import rank_causes
-from telekit.accuracy.causes.updates import sides, step_causes
+from telekit.accuracy.causes.updates import Fitted, narrowed, same_step, sides, step_causes
 from telekit.accuracy.compared import BACKWARD, INPUT, OPTIMIZER, OUTPUT, Compared
 from telekit.accuracy.curves.ratios import name_ratio
 from telekit.accuracy.graph.nodes import Node
@@ -32,6 +32,7 @@ def after_backward(
     sizes: Mapping[str, float],
     case_for: Callable[[Compared, Node], Case],
     norms: tuple[float, float] | None,
+    later: Sequence[Node] = (),
 ) -> Finding | None:
     """Look between the backward and the next step, in the order things happen; None where all is as it should be.
 
@@ -45,13 +46,15 @@ def after_backward(
         Makes the case of a row, with replicas.
     norms : (target, golden), optional
         The step's reported gradient norm, where no row has it.
+    later : sequence of Node
+        Updates of later steps: where one step leaves two explanations, the next may tell.
     """
     sync = read_sync(optimizer, gradient_errors)
     if sync is not None:
         found = _reduction(sync, epsilon, sizes, case_for) or _clipping(sync, epsilon, sizes, norms)
         if found is not None:
             return found
-    return _states(optimizer, epsilon) or _updates(optimizer, epsilon)
+    return _states(optimizer, epsilon) or _updates(optimizer, epsilon, later)
 
 
 def _reduction(
@@ -174,38 +177,48 @@ def _states(optimizer: Sequence[Node], epsilon: float) -> Finding | None:
     return None
 
 
-def _updates(optimizer: Sequence[Node], epsilon: float) -> Finding | None:
+def _updates(optimizer: Sequence[Node], epsilon: float, later: Sequence[Node]) -> Finding | None:
     """Find steps that another optimizer took."""
-    wrong: list[tuple[Node, tuple[Cause, ...]]] = []
-    looked = 0
-    for node in optimizer[:: max(1, len(optimizer) // _LOOKED_AT)]:
-        row = optimizer_row(node, "parameter", OUTPUT) or next(iter(node.outputs), None)
+    looked, differ = 0, []
+    for node in optimizer:
         errors = [e for r in node.outputs if (e := error_of(r)) is not None]
-        if row is None or not errors or optimizer_row(node, "grad") is None:
+        if not errors or optimizer_row(node, "grad") is None:
             continue
         looked += 1
-        if max(errors) == 0.0:
-            continue
-        t, g, _ = sides(node)
-        if t is None or g is None:
-            continue
-        causes = list(step_causes(t, g, node.step + 1))
-        if causes:
-            wrong.append((node, ranked(causes)))
+        if max(errors) and not same_step(node):
+            differ.append(node)
+    tried = differ[:: max(1, len(differ) // _LOOKED_AT)]
+    wrong = [(n, ranked(causes)) for n in tried if (causes := _step_causes(n, later))]
     if not wrong:
         return None
     node, likely = wrong[0]
     row = optimizer_row(node, "parameter", OUTPUT) or node.outputs[0]
-    said = f"{len(wrong)} of {looked} parameters looked at took such a step"
-    where = (
-        node.base
-        if len(wrong) <= _MOST * looked
-        else f"Optimizer step of all parameters, the first {node.base}"
-    )
+    said = f"{len(wrong)} of {len(tried)} updates looked at took such a step, of {looked} in all"
+    few = len(wrong) * len(differ) <= _MOST * len(tried) * looked
+    where = node.base if few else f"Optimizer step of all parameters, the first {node.base}"
     others = tuple(
         Candidate(n.base, OPTIMIZER, OUTPUT, n.outputs[0].name, 0.0, None, epsilon) for n, _ in wrong[1:]
     )
     return _made(where, OPTIMIZER, OUTPUT, likely, (said,), row, others)
+
+
+def _step_causes(node: Node, later: Sequence[Node]) -> list[Cause]:
+    """Explain one parameter's step."""
+    t, g = sides(node)
+    if t is None or g is None:
+        return []
+    narrow = narrowed(node)
+    if narrow is not None:
+        return [narrow]
+
+    def next_step() -> tuple[Fitted, Fitted, int] | None:
+        for other in later:
+            if other.base == node.base and other.rank == node.rank:
+                a, b = sides(other)
+                return None if a is None or b is None else (a, b, other.step + 1)
+        return None
+
+    return list(step_causes(t, g, node.step + 1, next_step))
 
 
 def _made(

@@ -72,6 +72,30 @@ def phase_hint(
     return Hint(evidence=tuple(seen))
 
 
+def balance_ratio(losses: Pair | None) -> float | None:
+    """Return how many times golden's the load-balancing loss of the first step is; None where it is not logged.
+
+    Named as training logs name it: ``load_balancing_loss``, ``aux_loss`` and the like. Other steps must say the same
+    within a tenth, else the factor is none.
+    """
+    found = []
+    for side in losses or ():
+        if not isinstance(side, LossCurve):
+            return None
+        name = next((c for c in side.columns if any(w in c.lower() for w in ("balanc", "aux"))), None)
+        if name is None:
+            return None
+        found.append(side.series(name)[1])
+    if len(found) != 2:
+        return None
+    n = min(f.size for f in found)
+    target, golden = (f[:n] for f in found)
+    if not n or not golden.all() or not np.isfinite(target).all():
+        return None
+    ratios = target / golden
+    return float(ratios[0]) if float(np.ptp(ratios)) <= 0.1 * abs(float(ratios[0])) else None
+
+
 def _relative(pair: Pair, which: str) -> Floats:
     target, golden = (numbers(side, which) for side in pair)
     n = min(target.size, golden.size)

@@ -75,7 +75,7 @@ class Archive:
         for info in sorted(infos, key=lambda i: i.header_offset):
             name = info.filename
             if fault := self._fault(info, seen, end):
-                problems.add(self.path, name, fault)
+                problems.add(self.path, name, fault, lost=True)
                 continue
             seen.add(name)
             end = info.header_offset + 30 + info.compress_size

@@ -34,7 +34,7 @@ def npy_tensor(path: Path, name: str, problems: Problems, hint: str = "") -> Nam
     if size > end:
         problems.add(path, f"byte {end}", f"{size - end:,} bytes after the array are ignored")
     load = partial(mapped, path, header.start, header.dtype, header.shape, header.order)
-    return _tensor(name, header, str(path), where(path.parts[:-1]), load)
+    return _tensor(name, header, str(path), where((*path.parts[:-1], path.stem)), load)
 
 
 def npz_tensors(path: Path, problems: Problems) -> list[NamedTensor]:
@@ -46,6 +46,7 @@ def npz_tensors(path: Path, problems: Problems) -> list[NamedTensor]:
         The archive itself cannot be read; a member that cannot is noted in ``problems`` and left out.
     """
     archive = Archive(path, problems)
+    at = where((*path.parts[:-1], path.stem))
     found: list[NamedTensor] = []
     for member in archive.members:
         if not member.name.endswith(".npy"):
@@ -61,7 +62,7 @@ def npz_tensors(path: Path, problems: Problems) -> list[NamedTensor]:
                     f"but the header announces {header.start + header.nbytes:,}",
                 )
             load = partial(_load_member, archive, member, header)
-            found.append(_tensor(member.name[:-4], header, place, where(path.parts), lazily(load, place)))
+            found.append(_tensor(member.name[:-4], header, place, at, lazily(load, place)))
         except InputError as error:
             problems.refused(place, error)
     return found

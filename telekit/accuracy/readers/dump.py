@@ -46,7 +46,7 @@ class _Context:
     is_recompute: bool = False
 
     def note(self, place: str, what: str) -> None:
-        self.problems.add(self.file, place, what)
+        self.problems.add(self.file, place, what, lost=what.endswith("left out"))
 
 
 def dump_tensors(file: Path, problems: Problems) -> tuple[list[NamedTensor], DumpInfo]:
@@ -94,7 +94,7 @@ def _entry(entry: dict[str, Any], context: _Context) -> Iterator[NamedTensor]:
         inner = replace(context, part="parameters_grad")
         yield from _items(entry["parameters_grad"], f"{context.api}.parameters_grad", inner, 0)
     for key in entry.keys() - _SAID - {"parameters_grad"}:
-        context.note(f"{context.api}.{shown(key)}", "is not a field that is read: left out")
+        context.note(f"{context.api}.{shown(key)}", "is not a field that is read")
 
 
 def _items(value: Any, name: str, context: _Context, depth: int) -> Iterator[NamedTensor]:
@@ -197,8 +197,9 @@ def _with_data(tensor: NamedTensor, data_name: Any, context: _Context) -> NamedT
         if loaded.dtype != tensor.dtype and not _widened(tensor.dtype, loaded.dtype):
             raise bad("dtype", loaded.dtype, f"differs from the {tensor.written_dtype} of dump.json")
     except InputError as error:
-        context.problems.refused(f"{context.file}: {shown(tensor.name)}: data_name", error)
-        return tensor
+        context.problems.refused(f"{context.file}: {shown(tensor.name)}: data_name", error, lost=False)
+        reason = error.problems[0]
+        return replace(tensor, unread=f"{reason.field} {shown(reason.value, 80)} {reason.rule}")
     return replace(tensor, nbytes=loaded.nbytes, loader=partial(loaded.load))
 
 
@@ -253,7 +254,7 @@ def _object(path: Path, problems: Problems) -> dict[str, Any]:
     try:
         content = read_json(path, problems)
     except InputError as error:
-        problems.refused(path, error)
+        problems.refused(path, error, lost=False)
         return {}
     if isinstance(content, dict):
         return content

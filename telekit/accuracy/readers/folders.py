@@ -206,7 +206,7 @@ def _check_index(index: Path, found: list[NamedTensor], problems: Problems) -> N
             if not (index.parent / plain_name(shard, index.parent)).exists():
                 problems.add(index, shard, "is named by the index and is not there")
     except InputError as error:
-        problems.refused(index, error)
+        problems.refused(index, error, lost=False)
         return
     present = {tensor.name for tensor in found}
     for name in names:
@@ -220,7 +220,7 @@ def _unique(found: list[NamedTensor], problems: Problems) -> Iterator[NamedTenso
     for tensor in found:
         key = (tensor.step, tensor.rank, tensor.shard, tensor.name)
         if key in seen:
-            problems.add(tensor.place, tensor.name, "stands twice: the first is kept")
+            problems.add(tensor.place, tensor.name, "stands twice: the first is kept", lost=True)
             continue
         seen.add(key)
         clean = tensor.name if tensor.name.isprintable() else shown(tensor.name)

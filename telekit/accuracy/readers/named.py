@@ -126,6 +126,8 @@ class NamedTensor:
         The part of a checkpoint it came from (``mp_rank_00_001``), where several hold the same names.
     nbytes : int
         Size in bytes once loaded; 0 without data.
+    unread : str
+        Why elements that the dump announces cannot be read; empty where it announces none, or they can.
     """
 
     name: str
@@ -146,6 +148,7 @@ class NamedTensor:
     rank: int | None = None
     shard: str = ""
     nbytes: int = 0
+    unread: str = ""
     loader: Callable[[], npt.NDArray[Any]] | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -243,6 +246,7 @@ class Tensors(Sequence[NamedTensor]):
 
 _STEP = re.compile(r"(?:global_)?step_?(\d{1,15})|iter_(\d{1,15})")
 _RANK = re.compile(r"rank_?(\d{1,9})")
+_RANK_IN_STEM = re.compile(r"(?:^|[._-])rank_?(\d{1,9})(?=$|[._-])")
 _SHARD = re.compile(r"mp_rank_\d+(?:_\d+)*|proc\d+")
 
 
@@ -251,7 +255,8 @@ def where(folders: Sequence[str]) -> tuple[int | None, int | None, str]:
 
     ``step3``, ``iter_0000100`` and ``global_step5`` name a step; ``rank7`` and ``rank_7`` a rank; Megatron's
     ``mp_rank_00_001`` a shard (tensor, then pipeline, then expert rank), as does msprobe's
-    ``proc2016`` (a process whose rank it did not know). The last of each counts.
+    ``proc2016`` (a process whose rank it did not know). The last of each counts. Inside the last name a rank may stand
+    among other words (``weights_rank3``).
     """
     step = rank = None
     shard = ""
@@ -262,4 +267,6 @@ def where(folders: Sequence[str]) -> tuple[int | None, int | None, str]:
             rank = int(found[1])
         elif _SHARD.fullmatch(folder):
             shard = folder
+    if rank is None and not shard and folders and (found := _RANK_IN_STEM.search(folders[-1])):
+        rank = int(found[1])  # model_rank3.npz, rank-3.safetensors
     return step, rank, shard

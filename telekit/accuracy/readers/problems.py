@@ -30,11 +30,14 @@ class ReadProblem:
         Where in the file: a line, a byte, a key path, a member's name.
     what : str
         What is wrong, and what was done about it.
+    lost : bool
+        Whether tensors were left out for it: what is left may not be all that there was.
     """
 
     file: str
     place: str
     what: str
+    lost: bool = False
 
     def __str__(self) -> str:
         """One line: file, place, what."""
@@ -47,18 +50,20 @@ class Problems:
     def __init__(self) -> None:
         self._kept: list[ReadProblem] = []
         self.total = 0
+        self._lost = False
 
-    def add(self, file: str | Path, place: str, what: str) -> None:
-        """Note one problem."""
+    def add(self, file: str | Path, place: str, what: str, *, lost: bool = False) -> None:
+        """Note one problem; ``lost`` where tensors were left out for it."""
         self.total += 1
+        self._lost |= lost
         if len(self._kept) < MAX_PROBLEMS:
-            self._kept.append(ReadProblem(str(file), shown(place), what))
+            self._kept.append(ReadProblem(str(file), shown(place), what, lost))
 
-    def refused(self, file: str | Path, error: InputError) -> None:
-        """Note a file that was refused as a whole, with each of its reasons."""
+    def refused(self, file: str | Path, error: InputError, *, lost: bool = True) -> None:
+        """Note a file that was refused as a whole, with each of its reasons; ``lost`` as in `add`."""
         for problem in error.problems:
             value = f" = {shown(problem.value, 80)}"
-            self.add(file, f"{problem.field}{value}", problem.rule)
+            self.add(file, f"{problem.field}{value}", problem.rule, lost=lost)
 
     def __iter__(self) -> Iterator[ReadProblem]:
         return iter(self._kept)
@@ -69,7 +74,7 @@ class Problems:
     def listed(self) -> tuple[ReadProblem, ...]:
         """Return the problems kept, and one that says how many more there were."""
         more = self.total - len(self._kept)
-        last = (ReadProblem("", "", f"{more:,} more problems are not listed"),) if more else ()
+        last = (ReadProblem("", "", f"{more:,} more problems are not listed", self._lost),) if more else ()
         return (*self._kept, *last)
 
 

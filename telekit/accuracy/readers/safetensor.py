@@ -41,7 +41,9 @@ def safetensors_tensors(path: Path, problems: Problems) -> list[NamedTensor]:
     kept, end = [], 0
     for (first, last), tensor in found:
         if first < end:
-            problems.add(path, tensor.name, f"bytes {first} to {last} overlap another tensor's: left out")
+            problems.add(
+                path, tensor.name, f"bytes {first} to {last} overlap another tensor's: left out", lost=True
+            )
             continue
         end = max(end, last)
         kept.append(tensor)

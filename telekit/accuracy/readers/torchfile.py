@@ -72,7 +72,7 @@ def _leaves(tree: Any, path: Path, problems: Problems) -> Iterator[tuple[str, Ca
         if isinstance(value, Call) and value.function in _REBUILD:
             yield name, value
         elif depth > MAX_DEPTH:
-            problems.add(path, name, f"is nested more than {MAX_DEPTH} deep: left out")
+            problems.add(path, name, f"is nested more than {MAX_DEPTH} deep: left out", lost=True)
         elif isinstance(value, Name) or (isinstance(value, Call) and not _holds(value)):
             called = value if isinstance(value, Name) else value.function
             problems.add(path, name, f"is an object of {shown(called)}: not read, nothing of it was run")

@@ -25,7 +25,7 @@ INPUT_RULES_SKIPPED = frozenset(
 ALL_RULES_SKIPPED = frozenset(
     {
         *("empty", "empty_like", "empty_strided", "empty_with_format"),
-        *("new_empty", "new_empty_strided", "numpy", "setitem", "to"),
+        *("new_empty", "new_empty_strided", "numpy", "setitem", "__setitem__", "to"),
     }
 )
 _COLOURS = ((0.3, PASS, "#FFFCF3"), (0.6, WARNING, "#FFDC7F"), (1.0, ERROR, "#FF704D"))
@@ -154,17 +154,21 @@ def _against_inputs(row: Row, inputs: Sequence[Row], limit: float) -> list[Part]
     """Rules that blame an output by how good the inputs were."""
     parts = []
     if row.metrics is not None and row.metrics.status != EMPTY:
-        tensors = [r.metrics for r in inputs if r.metrics is not None]
-        parts.append(_share_rule(row.metrics, tensors, limit))
-        parts.append(_cosine_rule(row.metrics, tensors))
+        parts.append(_share_rule(row.metrics, inputs, limit))
+        parts.append(_cosine_rule(row.metrics, inputs))
     if row.summary is not None:
-        parts += _norm_rules(row.summary, [r.summary for r in inputs if r.summary is not None])
+        parts += _norm_rules(row.summary, inputs)
     return parts
 
 
-def _share_rule(output: Metrics, inputs: Sequence[Metrics], limit: float) -> Part:
+def _or_equal(value: float | None, equal: float) -> float:
+    """Take an input without the figure (a scalar, None, empty, 0-d) as equal: msprobe's default."""
+    return equal if value is None else value
+
+
+def _share_rule(output: Metrics, inputs: Sequence[Row], limit: float) -> Part:
     name, rule = "1 per mille share", f"not below {limit} while inputs are above 0.9"
-    known = [m.one_thousandth_ratio for m in inputs if m.one_thousandth_ratio is not None]
+    known = [_or_equal(r.metrics.one_thousandth_ratio if r.metrics else None, 1.0) for r in inputs]
     share = output.one_thousandth_ratio
     if share is None or not known:
         return skipped(
@@ -175,22 +179,22 @@ def _share_rule(output: Metrics, inputs: Sequence[Metrics], limit: float) -> Par
     )
 
 
-def _cosine_rule(output: Metrics, inputs: Sequence[Metrics]) -> Part:
+def _cosine_rule(output: Metrics, inputs: Sequence[Row]) -> Part:
     name, rule = "cosine drop", "at most 0.1 while inputs are above 0.9"
-    known = [m.cosine for m in inputs if m.cosine is not None]
+    known = [_or_equal(r.metrics.cosine if r.metrics else None, 1.0) for r in inputs]
     if output.cosine is None or not known:
         return skipped(name, rule, "no inputs to compare with" if not known else "no cosine for this output")
     drop = min(known) - output.cosine
     return check(name, drop, not (min(known) > 0.9 and drop > 0.1), rule, level=WARNING)
 
 
-def _norm_rules(output: SummaryErrors, inputs: Sequence[SummaryErrors]) -> list[Part]:
+def _norm_rules(output: SummaryErrors, inputs: Sequence[Row]) -> list[Part]:
     rules = (
         ("norm error", "at most 0.5 while inputs are below 0.1"),
         ("norm error growth", "at most 10 times the inputs' (0.1 when theirs is 0)"),
     )
-    known = [s.relative["Norm"] for s in inputs]
-    before = max((v for v in known if v is not None), default=None)
+    known = [_or_equal(r.summary.relative["Norm"] if r.summary else None, 0.0) for r in inputs]
+    before = max(known, default=None)
     value = output.relative["Norm"]
     if value is None or before is None:
         note = "no inputs to compare with" if before is None else "golden's norm is zero or not known"

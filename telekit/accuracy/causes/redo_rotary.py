@@ -1,0 +1,85 @@
+"""Rotary embedding seen in its output: pairs of a head's elements that keep their norm and are turned otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from telekit.accuracy.causes import finding as kinds
+from telekit.accuracy.causes.case import Case
+from telekit.accuracy.causes.cause_values import other_signs
+from telekit.accuracy.causes.finding import Cause
+from telekit.accuracy.measures.pairs import Floats
+
+_TURN = ("rotary", "rope", "rot", "position", "pos_emb", "attn", "attention", "qkv", "query", "key")
+_NO_TURN = (
+    "linear",
+    "fc1",
+    "fc2",
+    "proj",
+    "norm",
+    "mlp",
+    "router",
+    "expert",
+    "embed",
+    "loss",
+    "output_layer",
+)
+
+
+def rotary_causes(case: Case) -> Iterator[Cause]:
+    """Pairs of a head's elements keep their norm: they were turned by another angle."""
+    t, g = case.target, case.golden
+    assert t is not None and g is not None
+    d = g.shape[-1] if g.ndim else 0
+    if d < 2 or d % 2 or g.ndim < 2 or not _may_turn(case) or other_signs(case):
+        return
+    for how, split in (
+        ("halves", (slice(0, d // 2), slice(d // 2, d))),
+        ("neighbours", (slice(0, d, 2), slice(1, d, 2))),
+    ):
+        a, b = g[..., split[0]], g[..., split[1]]
+        x, y = t[..., split[0]], t[..., split[1]]
+        golden, target = a * a + b * b, x * x + y * y
+        left = float(np.linalg.norm((golden - target).ravel())) / max(
+            float(np.linalg.norm(golden.ravel())), 1e-300
+        )
+        error = float(np.linalg.norm((t - g).ravel()) / max(float(np.linalg.norm(g.ravel())), 1e-300))
+        # what is not a rotation changes the norms by about as much as the elements
+        if left > max(0.1 * error, min(2 * case.noise, 0.4 * error)) or error < 4 * case.epsilon:
+            continue
+        turn = np.angle((x + 1j * y) * np.conj(a + 1j * b))
+        weight = golden
+        known = _turned_by(turn, weight)
+        sure = 0.93 if any(n in case.words for n in ("rot", "rope", "pos")) or known else 0.6
+        yield Cause(
+            kinds.ROTARY,
+            sure,
+            f"pairs of {how} keep their norm and are turned{known}: base, offset, or positions",
+        )
+        return
+
+
+def _may_turn(case: Case) -> bool:
+    """Whether an operator may turn pairs: its name says so, or does not say that it does something else."""
+    path = case.operator.lower()
+    if any(word in path for word in _TURN):
+        return not any(word in path for word in ("linear", "proj", "norm"))
+    return not any(word in path for word in _NO_TURN)
+
+
+def _turned_by(turn: Floats, weight: Floats) -> str:
+    """Say how the extra angle goes with the position (axis of most spread): constant is an offset."""
+    if turn.ndim < 3:
+        return ""
+    axes = [ax for ax in range(turn.ndim - 1) if turn.shape[ax] > 2]
+    if not axes:
+        return ""
+    first = turn[..., 0]
+    spread = [float(np.abs(np.diff(first, axis=ax)).mean()) for ax in axes]
+    if max(spread) < 1e-3 and float(np.abs(first).mean()) > 1e-3:
+        return f" by {float(first.mean()):.4g} at the fastest frequency whatever the position (an offset)"
+    if float(np.abs(first).mean()) < 1e-3:
+        return " by nothing at the fastest frequency, more at the slower ones (another base)"
+    return " by an angle that goes with the position"
