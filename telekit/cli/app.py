@@ -16,6 +16,7 @@ from telekit.cli.fusion import fuse
 from telekit.cli.jobs import estimate, plan
 from telekit.cli.packing import pack
 from telekit.cli.pipelines import balance, pipeline
+from telekit.cli.validation import validate
 from telekit.errors import TelekitError
 
 app = typer.Typer(
@@ -87,5 +88,6 @@ for command in (
     pack,
     dispatch,
     fuse,
+    validate,
 ):
     app.command()(command)
