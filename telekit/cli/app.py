@@ -18,6 +18,7 @@ from telekit.cli.jobs import estimate, plan
 from telekit.cli.losses import compare_loss
 from telekit.cli.packing import pack
 from telekit.cli.pipelines import balance, pipeline
+from telekit.cli.validation import validate
 from telekit.errors import TelekitError
 
 app = typer.Typer(
@@ -91,5 +92,6 @@ for command in (
     fuse,
     compare,
     compare_loss,
+    validate,
 ):
     app.command()(command)

@@ -51,6 +51,9 @@ def _print_estimate(found: Any) -> None:
         f"{'fits' if found.fits else 'DOES NOT FIT'}: {format_bytes(found.peak_bytes)} of "
         f"{format_bytes(found.capacity_bytes)}"
     )
+    if found.interval is not None:
+        low, high = (format_seconds(end) for end in found.step_time_interval_s)
+        print(f"{low} to {high} by eight of ten published runs like it ({found.interval.of})")
     table(
         ("part of the step", "time", "share"),
         [(k, format_seconds(v), f"{v / found.step_time_s:.1%}") for k, v in found.breakdown_s.items()],
@@ -128,6 +131,8 @@ def _print_plan(found: Any) -> None:
             for p in found.plans
         ],
     )
+    if found.told_apart is False:
+        print("the first two are nearer to each other than this model ranks published layouts: a tie")
     if found.search_bound_s is not None:
         print(
             f"no layout of this search takes less than {format_seconds(found.search_bound_s)} in this model"

@@ -19,7 +19,10 @@ from pydantic import Field, ValidationError, model_validator
 
 from telekit import catalog
 from telekit.cluster.curves import MEASURED, Curve
+from telekit.cluster.kernels import Kernels
 from telekit.cluster.ports import Ports, check_bandwidth, with_bandwidth
+from telekit.cluster.sourced import Provenance as Provenance
+from telekit.cluster.sourced import Sourced as Sourced
 from telekit.documents import read_document
 from telekit.errors import InputError, Problem, bad, from_pydantic
 from telekit.model.attention import Frozen
@@ -31,26 +34,6 @@ Positive = Annotated[float, Field(ge=1, le=1e19, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=1e-6, le=1, allow_inf_nan=False)]
 Latency = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Devices = Annotated[int, Field(ge=1, le=MAX_DEVICES)]
-
-
-class Provenance(Frozen):
-    """Where one number comes from; ``verified`` is False for an assumption or a second-hand number."""
-
-    source: str
-    verified: bool
-
-
-class Sourced(Frozen):
-    """A record whose fields may each name a source of their own."""
-
-    sources: dict[str, Provenance] = Field(default_factory=dict)
-
-    @model_validator(mode="after")
-    def _sources_name_fields(self) -> Sourced:
-        unknown = sorted(set(self.sources) - set(type(self).model_fields))
-        if unknown:
-            raise ValueError(f"sources names {', '.join(unknown)}, which is no field of this record")
-        return self
 
 
 class Device(Sourced):
@@ -70,9 +53,11 @@ class Device(Sourced):
         Peak bandwidth of that memory.
     gemm_efficiency, grouped_gemm_efficiency, attention_efficiency : float
         Fraction of the peak that large shapes reach: dense matmul, experts' grouped matmul, and attention
-        forward with backward, its FLOPs counted for the causal half.
+        forward, its FLOPs counted for the causal half.
     memory_efficiency : float
         Fraction of the memory bandwidth that element-wise work reaches.
+    kernels : Kernels
+        How kernels of ordinary size fall short of these.
     power_w : float or None
         Board power.
     grade : str
@@ -93,6 +78,7 @@ class Device(Sourced):
     grouped_gemm_efficiency: Fraction
     attention_efficiency: Fraction
     memory_efficiency: Fraction
+    kernels: Kernels = Kernels()
     power_w: Positive | None = None
     grade: str = ""
     notes: str = ""
@@ -235,7 +221,11 @@ class ClusterConfig(Frozen):
         """Numbers of the device and its links that no source confirms, one line each."""
         device = self.device
         lines = [] if device.verified else [f"{device.name}: {device.source or 'no source given'}"]
-        parts = [(device.name, device), *((f"{device.name} {tier.name} link", tier) for tier in self.tiers)]
+        parts = [
+            (device.name, device),
+            (f"{device.name} kernels", device.kernels),
+            *((f"{device.name} {tier.name} link", tier) for tier in self.tiers),
+        ]
         for name, part in parts:
             for field, origin in part.sources.items():
                 if not origin.verified:

@@ -18,6 +18,7 @@ import numpy as np
 from telekit import catalog
 from telekit.cluster.config import ClusterConfig, LinkTier
 from telekit.comm.groups import fabrics, together
+from telekit.operators.coefficients import now
 
 
 @dataclass(frozen=True)
@@ -97,12 +98,12 @@ def expert_links(cluster: ClusterConfig, far: bool = False) -> ExpertLinks:
         fabric_latency_s=inner.latency_s,
         network_latency_s=outer.latency_s,
         shared_ports=beyond != at and ports[beyond] == ports[at],
-        kernel_start_s=record["kernel_start_s"],
-        low_latency_dispatch_s=record["low_latency_dispatch_s"],
-        low_latency_combine_s=record["low_latency_combine_s"],
-        combine_fill_tokens=record["combine_fill_tokens"],
-        sm_row_s=record["sm_row_s"],
-        sm_bytes_per_s=record["sm_bytes_per_s"],
+        kernel_start_s=now("kernel_start_s", record["kernel_start_s"]),
+        low_latency_dispatch_s=now("low_latency_dispatch_s", record["low_latency_dispatch_s"]),
+        low_latency_combine_s=now("low_latency_combine_s", record["low_latency_combine_s"]),
+        combine_fill_tokens=now("combine_fill_tokens", record["combine_fill_tokens"]),
+        sm_row_s=now("sm_row_s", record["sm_row_s"]),
+        sm_bytes_per_s=now("sm_bytes_per_s", record["sm_bytes_per_s"]),
         sms=record["sms"],
         sources=tuple(f"{name}: {text}" for name, text in record["sources"].items()),
         measured=tuple(record.get("measured", ())),
@@ -145,7 +146,7 @@ def _usual_efficiency(device: str) -> Mapping[str, float]:
 
 
 def _domain(cluster: ClusterConfig) -> int:
-    """Place of the domain's tier: the one a record names, else the last one that is as fast as the first."""
-    tiers, named = cluster.tiers, _record(cluster.device.name).get("domain_tier")
-    fast = [i for i, tier in enumerate(tiers) if tier.bandwidth_bytes_per_s >= tiers[0].bandwidth_bytes_per_s]
-    return next((i for i, tier in enumerate(tiers) if tier.name == named), fast[-1])
+    """Place of the domain's tier: the one a record names, else the last one on the ports of the first."""
+    named, ports = _record(cluster.device.name).get("domain_tier"), fabrics(cluster)
+    own = [depth for depth, port in enumerate(ports) if port == ports[0]]
+    return next((depth for depth, tier in enumerate(cluster.tiers) if tier.name == named), own[-1])

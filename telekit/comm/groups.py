@@ -20,6 +20,9 @@ from telekit.errors import InputError, Problem, bad
 
 Index = NDArray[np.int64]
 
+SCALE_UP = ("node", "supernode")
+"""Names of the tiers whose links are the device's own, not a network card's."""
+
 
 @dataclass(frozen=True)
 class Group:
@@ -106,13 +109,15 @@ class Place:
 
 
 def fabrics(cluster: ClusterConfig) -> tuple[int, ...]:
-    """Tell tiers by the ports of a device that they use: a tier as fast as the one inside it uses the same.
+    """Tell tiers by the ports of a device that they use: bytes over tiers of one number add up.
 
-    So do Ascend's links in a node and in a supernode, and NVLink in a node and in a rack: bytes over both add up.
+    A supernode's links are those of its nodes (NVLink in a rack, Ascend's links): 0. All tiers beyond leave by the
+    network card: 1. The names say so, not the rates: links that get faster must not change whose ports they are, or
+    more bandwidth could cost time.
     """
     found = [0]
-    for below, tier in zip(cluster.tiers, cluster.tiers[1:], strict=False):
-        found.append(found[-1] + (tier.bandwidth_bytes_per_s != below.bandwidth_bytes_per_s))
+    for tier in cluster.tiers[1:]:
+        found.append(0 if found[-1] == 0 and tier.name in SCALE_UP else 1)
     return tuple(found)
 
 

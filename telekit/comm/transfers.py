@@ -67,7 +67,9 @@ def _by_links(
 ) -> Any:
     routing = _routing(traffic.experts, traffic.top_k, traffic.groups, traffic.group_limit)
     rows = rows_on(traffic.dispatcher, routing, layout.ep, domain_ranks(cluster, layout.ep, layout.etp))
-    tokens, size, uneven = traffic.tokens, traffic.row_bytes, layout.expert_imbalance
+    tokens, size = traffic.tokens, traffic.row_bytes
+    # rows that pad an expert to its capacity travel, those over it do not
+    uneven = layout.moe_expert_capacity_factor or layout.expert_imbalance
     if over == "etp":
         return tensor_phase(rows, tokens, size, links, uneven, layout.etp).time_s
     found = exchange_phases(traffic.dispatcher, traffic.way, rows, tokens, size, links, uneven)

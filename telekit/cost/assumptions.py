@@ -16,13 +16,18 @@ from telekit.model.attention_flops import indexer_flops, mixer_flops
 from telekit.model.config import ModelConfig
 from telekit.model.count import count
 from telekit.operators.recurrent import RECURRENT
+from telekit.operators.shapes import CASTS, recipe_of
 from telekit.pipeline.simulate import SIMULATED
+from telekit.training.config import LOW
 from telekit.units import format_bytes
 
-LEFT_OUT = (
-    "not modelled: host launch overhead, jitter between ranks, network contention, efficiency that depends on the "
-    "shape of a product, memory fragmentation beyond the framework term"
-)
+LEFT_OUT = "not modelled: data loading, network contention between groups, memory fragmentation beyond the framework term"
+ATTENTION = {
+    "flash": "attention is a flash kernel: scores are not stored, its backward computes 2.5 forwards",
+    "flash-2": "attention is FlashAttention-2: scores are not stored, its backward computes 2.5 forwards",
+    "triton": "attention is a Triton kernel: scores are not stored, its backward computes 2.5 forwards",
+    "unfused": "attention writes its scores to memory, masks them and drops some out, each by a kernel of its own",
+}
 
 
 def _held_twice(job: Job) -> list[str]:
@@ -86,12 +91,18 @@ def _absorbed(specs: list[Any], seq_len: int) -> float:
 def assumptions(job: Job) -> tuple[str, ...]:
     """Assumptions that this job's estimate rests on, most general first."""
     device, layout, train = job.cluster.device, job.layout, job.train
+    kernels = device.kernels
     lines = [
-        f"matrix products reach {device.gemm_efficiency:.0%} of peak on {device.name}, experts' grouped products "
+        f"large matrix products reach {device.gemm_efficiency:.0%} of peak on {device.name}, experts' grouped products "
         f"{device.grouped_gemm_efficiency:.0%}, attention {device.attention_efficiency:.0%}; element-wise work "
-        f"{device.memory_efficiency:.0%} of memory bandwidth",
-        "attention is a flash kernel: scores are not stored, its backward costs 2.5 forwards",
+        f"{device.memory_efficiency:.0%} of memory bandwidth; smaller ones less, by their sizes",
+        ATTENTION[train.attention_kernel],
         f"framework and collective buffers take {format_bytes(FRAMEWORK_BYTES)} on every device",
+        f"the host issues an operator in {kernels.host_launch_s * 1e6:.0f} us, and no pass is quicker than that"
+        if kernels.host_launch_s and layout.cuda_graphs != "full"
+        else "the host never keeps the device waiting",
+        f"devices differ by {kernels.jitter:.1%} (standard deviation), and all wait for the slowest of "
+        f"{job.cluster.devices:,}",
         LEFT_OUT,
         *_of_layers(job.model, train.seq_len),
     ]
@@ -106,20 +117,23 @@ def assumptions(job: Job) -> tuple[str, ...]:
         lines.append("racks and supernodes are filled with as many nodes as keep groups of ranks whole")
     if layout.overlap_grad_reduce or layout.overlap_param_gather:
         lines.append(
-            "data-parallel traffic hides behind one micro-batch's pass of its stage, at no cost to it"
+            "data-parallel traffic hides behind one micro-batch's pass of its stage, all but one bucket; computing "
+            f"gives up {kernels.overlap_share:.0%} of its rate meanwhile"
         )
     if layout.schedule in BOTH_ENDS:
         lines.append(
-            "expert traffic hides behind computing, which gives up 20 of 132 units to it (DeepSeek-V3's H800 kernels; "
-            "taken for every device)"
+            f"expert traffic hides behind computing, which gives up {kernels.overlap_share:.0%} of its rate to it "
+            "(20 of 132 units: DeepSeek-V3's H800 kernels; taken for every device)"
         )
     elif layout.overlap_moe_comm:
-        lines.append("expert traffic hides behind the computing of its own pass, at no cost to it")
-    if train.precision == "fp8":
         lines.append(
-            "fp8: matrix products at the fp8 peak, casts around them apart, what they read is kept in fp8; "
-            "other activations, and what experts "
-            "send back, are bf16"
+            "expert traffic hides behind the computing of its own pass, which gives up "
+            f"{kernels.overlap_share:.0%} of its rate meanwhile"
+        )
+    if train.precision in LOW:
+        lines.append(
+            f"{train.precision}: all matrix products but router and head, {CASTS[recipe_of(train)]:g} bytes moved to "
+            "cast a number; attention, norms, and what experts send back are bf16"
         )
     if layout.schedule == "seqsmartvpp":
         lines.append(

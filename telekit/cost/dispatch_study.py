@@ -145,6 +145,8 @@ def _cluster(devices: int, v: Mapping[str, Any]) -> ClusterConfig:
     for prefix, tier in (("node", record["tiers"][0]), ("network", record["tiers"][-1])):
         for field in ("efficiency", "latency_s", "bandwidth_bytes_per_s"):
             tier[field] = v.get(f"{prefix}_{field}", tier[field])
+    kernels = record["device"]["kernels"]
+    kernels["host_launch_s"] = v.get("host_launch_s", kernels["host_launch_s"])
     return ClusterConfig.model_validate(record)
 
 
@@ -159,4 +161,5 @@ def standing(study: Study) -> dict[str, Any]:
         "node_latency_s": node.latency_s,
         "network_bandwidth_bytes_per_s": network.bandwidth_bytes_per_s,
         "experts_over_gemm": EXPERTS_OVER_GEMM,
+        "host_launch_s": job.cluster.device.kernels.host_launch_s,
     }

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from telekit.cost.assumptions import assumptions
+from telekit.cost.constants import Constant, constants
+from telekit.cost.interval import Interval, interval
 from telekit.cost.layers import CATEGORIES, Site
 from telekit.cost.step import StepCost, step_cost
 from telekit.errors import Problem
@@ -61,6 +64,19 @@ class Estimate:
     model_tflops_per_device: float | None = None
     mfu: float | None = None
     assumptions: tuple[str, ...] = ()
+    interval: Interval | None = None
+
+    @property
+    def step_time_interval_s(self) -> tuple[float, float] | None:
+        """Where eight of ten measured steps of published runs like this one lay; None where there are none."""
+        if self.interval is None or self.step_time_s is None:
+            return None
+        return self.interval.of_seconds(self.step_time_s)
+
+    @cached_property
+    def constants(self) -> tuple[Constant, ...]:
+        """Numbers that the answer rests on, each with its source and its effect; none where the layout is not valid."""
+        return constants(self.job) if self.valid else ()
 
     @property
     def valid(self) -> bool:
@@ -77,8 +93,12 @@ class Estimate:
         """True when the layout is valid and no device is over its capacity."""
         return self.valid and self.peak_bytes <= self.capacity_bytes
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, in the field names of ``telekit estimate --json``."""
+    def to_dict(self, *, constants: bool = True) -> dict[str, Any]:
+        """Plain data, in the field names of ``telekit estimate --json``.
+
+        ``constants`` False leaves the constants out: each one's effect costs an estimate.
+        """
+        listed = self.constants if constants else ()
         return {
             "valid": self.valid,
             "fits": self.fits,
@@ -91,7 +111,10 @@ class Estimate:
             "stages": [stage.to_dict() for stage in self.stages],
             "peak_bytes": self.peak_bytes if self.stages else None,
             "capacity_bytes": self.capacity_bytes,
-            "assumptions": list(self.assumptions),
+            "step_time_interval_s": self.step_time_interval_s,
+            "interval_of": self.interval.of if self.interval else None,
+            "assumptions": [*self.assumptions, *(one.text for one in listed)],
+            **({"constants": [one.to_dict() for one in listed]} if constants else {}),
         }
 
 
@@ -112,8 +135,8 @@ def estimate(job: Job) -> Estimate:
     assignment = assign(job.model, job.layout)
     cost = step_cost(site, assignment)
     pipeline = pipeline_s(job, cost)
-    breakdown = _breakdown(cost, pipeline)
-    step = sum(breakdown.values())
+    parts = breakdown(cost, pipeline)
+    step = sum(parts.values())
     tokens_per_s = job.train.tokens / step / job.cluster.devices
     flops = training_flops_per_token(job.model, job.train.seq_len, include_mtp=job.train.mtp)
     rate = tokens_per_s * flops
@@ -123,11 +146,12 @@ def estimate(job: Job) -> Estimate:
         capacity,
         _stage_estimates(cost, assignment.layers.sum(axis=0)),
         step,
-        breakdown,
+        parts,
         tokens_per_s,
         rate / 1e12,
-        rate / job.cluster.device.peak("bf16" if job.train.precision == "fp8" else job.train.precision),
+        rate / job.cluster.device.peak(job.train.wide),
         assumptions(job),
+        interval(job),
     )
 
 
@@ -143,7 +167,7 @@ def pipeline_s(job: Job, cost: StepCost) -> float:
     return float(cost.pipeline_s)
 
 
-def _breakdown(cost: StepCost, pipeline: float) -> dict[str, float]:
+def breakdown(cost: StepCost, pipeline: float) -> dict[str, float]:
     """Split the step: the mean device's work by category, and what the pipeline adds to it as bubble.
 
     Expert traffic is what shows: a schedule that pairs forward and backward hides the rest, save at both ends of
@@ -155,9 +179,17 @@ def _breakdown(cost: StepCost, pipeline: float) -> dict[str, float]:
         if key in cost.forward or key in cost.backward
     }
     if "ep_comm" in parts:
-        parts["ep_comm"] -= float(cost.micro_batches * np.mean(cost.hidden_s.sum(axis=0)))
+        traffic, saved = (
+            float(cost.micro_batches * np.mean(x.sum(axis=0))) for x in (cost.traffic_s, cost.hidden_s)
+        )
+        parts["ep_comm"] -= traffic
+        parts["host"] -= saved - traffic
     parts["bubble"] = pipeline - sum(parts.values())
-    return parts | {"dp_comm": float(cost.dp_comm_s), "optimizer": float(cost.optimizer_s)}
+    return parts | {
+        "dp_comm": float(cost.dp_comm_s),
+        "optimizer": float(cost.optimizer_s),
+        "waiting": float(cost.waiting_s) * pipeline / float(cost.pipeline_s),
+    }
 
 
 def _total(cost: StepCost, key: str) -> Any:

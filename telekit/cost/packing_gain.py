@@ -40,7 +40,7 @@ def setting_of(job: Job) -> Setting:
     if problems:
         raise InputError(problems)
     cost = step_cost(Site(job.model, job.cluster, job.train, job.layout))
-    found = Setting.of(job, float(cost.comm_s), float(cost.dp_comm_s + cost.optimizer_s))
+    found = Setting.of(job, float(cost.comm_s), float(cost.dp_comm_s + cost.optimizer_s + cost.waiting_s))
     found = replace(found, plan=_leveled(job, cost, found.plan))
     if job.layout.cp == 1:
         return found

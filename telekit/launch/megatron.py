@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from telekit.job import Job
+from telekit.launch.megatron_kernels import format_lines, kernel_lines
+from telekit.launch.megatron_memory import memory_lines
 from telekit.launch.megatron_model import flag as _flag
 from telekit.launch.megatron_model import hybrid_pattern, model_lines
 from telekit.launch.megatron_model import note as _note
@@ -46,7 +48,7 @@ def arguments(job: Job) -> str:
     held = parts(job)
     sections = (
         model_lines(job), _degrees(job), _pipeline(job, held), _overlap(job, held), _recompute(job, held),
-        _data_parallel(job), _batch(job), _precision(job),
+        _data_parallel(job), _batch(job), kernel_lines(job), _precision(job), memory_lines(job),
     )  # fmt: skip
     lines = [line for section in sections for line in section]
     notes = [line[2:] for line in lines if line.startswith("# ")]
@@ -168,7 +170,7 @@ def _recompute(job: Job, held: Held) -> Iterator[str]:
         everywhere = all(part.layers <= deepest for part in held)
         yield _flag("recompute-granularity", "full")
         yield _flag("recompute-method", "uniform" if everywhere else "block")
-        yield _flag("recompute-num-layers", 1 if everywhere else deepest)
+        yield _flag("recompute-num-layers", job.layout.recompute_group if everywhere else deepest)
         done = "all layers" if everywhere else f"the first {deepest} layers of each chunk"
         exact = all(part.choices[:deepest].count("full") == min(deepest, part.layers) for part in held)
         if not exact:
@@ -178,8 +180,12 @@ def _recompute(job: Job, held: Held) -> Iterator[str]:
     elif "selective" in choices:
         if hybrid_pattern(job.model):
             yield _note("Mamba layers recompute nothing selectively")
-        yield _flag("recompute-granularity", "selective")
-        yield _flag("recompute-modules", *modules(job))
+        named = [module for module in modules(job) if module != "mlp_act"]
+        if len(named) < len(modules(job)):
+            yield _note("a dense MLP's activation is no module of its own in Megatron-LM: its output is kept")
+        if named:
+            yield _flag("recompute-granularity", "selective")
+            yield _flag("recompute-modules", *named)
         if "none" in choices:
             yield _note(f"{ONE_CHOICE}: selective in all layers, planned were {planned}; {SAFE}")
 
@@ -211,8 +217,6 @@ def _batch(job: Job) -> Iterator[str]:
         yield _note(f"the model has {positions} learned positions: Megatron-LM refuses a longer sequence")
     yield _flag("micro-batch-size", job.layout.micro_batch)
     yield _flag("global-batch-size", train.global_batch)
-    yield _flag("attention-dropout", 0.0)
-    yield _flag("hidden-dropout", 0.0)
 
 
 def _precision(job: Job) -> Iterator[str]:
@@ -220,10 +224,7 @@ def _precision(job: Job) -> Iterator[str]:
     yield _flag("optimizer", "adam")  # with decoupled weight decay, so AdamW
     if train.precision == "fp32":
         return
-    yield _flag("fp16" if train.precision == "fp16" else "bf16")
-    if train.precision == "fp8":
-        yield _flag("fp8-format", "e4m3")
-        yield _flag("fp8-recipe", "blockwise")
+    yield from format_lines(job)
     yield _flag("accumulate-allreduce-grads-in-fp32" if train.grad_dtype == "fp32" else "grad-reduce-in-bf16")
     if train.master_dtype == "bf16":
         yield _note("master parameters stay in fp32: Megatron-LM has fp32 and fp16 for them")

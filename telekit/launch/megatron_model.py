@@ -268,7 +268,7 @@ def _experts(job: Job) -> Iterator[str]:
     if moe.correction_bias:
         yield flag("moe-router-enable-expert-bias")
         yield flag("moe-router-score-function", "sigmoid")  # the bias is refused with softmax scores
-    if job.train.precision in ("bf16", "fp8"):
+    if job.train.wide == "bf16":
         yield flag("moe-grouped-gemm")
     else:
         yield note("experts run one by one: Megatron-LM's grouped matrix products need bf16")
@@ -286,14 +286,15 @@ def _dispatcher(layout: ParallelConfig) -> Iterator[str]:
         yield note(
             "alltoall_deredundency is MindFormers' dispatcher: alltoall stands instead, over all of ep"
         )
-    elif layout.dispatcher != "deepep":
+    elif layout.dispatcher not in ("deepep", "hybridep"):
         yield flag("moe-token-dispatcher-type", layout.dispatcher)
     elif layout.ep * layout.etp > 1:
         yield flag("moe-token-dispatcher-type", "flex")
-        yield flag("moe-enable-deepep")
+        hybrid = layout.dispatcher == "hybridep"
+        yield flag("moe-flex-dispatcher-backend", "hybridep") if hybrid else flag("moe-enable-deepep")
     else:
         yield flag("moe-token-dispatcher-type", "alltoall")
-        yield note("DeepEP's dispatcher wants ep * etp above 1: alltoall stands instead")
+        yield note("the flex dispatcher wants ep * etp above 1: alltoall stands instead")
 
 
 def _pattern(values: list[int]) -> str:

@@ -16,6 +16,7 @@ from telekit.job import Job
 from telekit.launch.mindformers_model import attention_section, leading_dense, linear_biases, model_notes
 from telekit.launch.parts import Part, header, modules, mtp_modules, parts
 from telekit.layout.config import Module
+from telekit.training.config import DROPOUT, LOW
 
 Held = tuple[Part, ...]
 Section = dict[str, Any]
@@ -35,6 +36,7 @@ CELLS: dict[Module, str] = {
     "layernorm": r"(input_layernorm|pre_mlp_layernorm)",
     "mla_up_proj": r"self_attention\.(linear_q_up_proj|linear_kv_up_proj)",
     "mlp": r"mlp\.(linear_fc1|activation_func|mul|linear_fc2)",
+    "mlp_act": r"mlp\.(activation_func|mul)",
     "moe": r"mlp\.(router|experts|shared_experts)",
     "moe_act": r"mlp\.experts",
     "shared_experts": r"mlp\.shared_experts",
@@ -205,11 +207,29 @@ def _notes(job: Job) -> Iterator[str]:
         yield "overlap of data-parallel traffic is left to the graph compiler and its parallel_speed_up file"
     if layout.tp_comm_overlap:
         yield "tp_comm_overlap is Megatron-Core's: it is left to the graph compiler and its parallel_speed_up file"
-    if train.precision == "fp8":
-        yield "fp8 is not in these files: products run in bfloat16"
+    if train.precision in LOW:
+        yield f"{train.precision} is not in these files: products run in bfloat16"
+    yield from _left_out(job)
     if "bf16" in (train.grad_dtype, train.state_dtype):
         yield "gradients and moments follow params_dtype; a format of their own is not in these files"
     yield "dataset_strategy is for the columns input_ids, labels, loss_mask, position_ids"
+
+
+def _left_out(job: Job) -> Iterator[str]:
+    """Name what a job says that these files do not, each with what runs instead."""
+    layout, train = job.layout, job.train
+    said = (
+        (train.optimizer != "adamw", f"the optimizer {train.optimizer}: AdamW stands, with more memory"),
+        (layout.recompute_group > 1, "recomputing several layers as one: each layer keeps its input"),
+        (
+            layout.activation_offload or layout.optimizer_offload,
+            "offload to the host: all stays on the device",
+        ),
+        (layout.moe_expert_capacity_factor, "a capacity of the experts: no token is dropped or padded"),
+        (layout.cuda_graphs != "none", "CUDA graphs: the compiled graph of the framework runs"),
+        (layout.fused_experts, "fused experts: grouped products run one after the other"),
+    )
+    yield from (f"not set here is {text}" for holds, text in said if holds)
 
 
 def _schedule_notes(job: Job) -> Iterator[str]:
@@ -243,16 +263,17 @@ def _expert_notes(job: Job) -> Iterator[str]:
         yield "the allgather dispatcher is not in MindFormers: alltoall stands instead"
     if layout.dispatcher == "alltoall_deredundency" and _dispatcher(job) == "alltoall":
         yield f"alltoall_deredundency wants ep of at least {per_node}: alltoall stands instead"
-    if layout.dispatcher == "deepep" and _dispatcher(job) == "alltoall":
-        yield f"DeepEP is not in MindFormers, nor its like for ep below {per_node}: alltoall stands instead"
-    elif layout.dispatcher == "deepep":
-        yield "DeepEP is not in MindFormers: alltoall_deredundency stands instead"
+    name = {"deepep": "DeepEP", "hybridep": "HybridEP"}.get(layout.dispatcher)
+    if name and _dispatcher(job) == "alltoall":
+        yield f"{name} is not in MindFormers, nor its like for ep below {per_node}: alltoall stands instead"
+    elif name:
+        yield f"{name} is not in MindFormers: alltoall_deredundency stands instead"
     if layout.overlap_moe_comm:
         yield "hiding expert traffic is not set here (pp_1f1b_overlap of the parallel_speed_up file)"
 
 
 def _dispatcher(job: Job) -> str:
-    once_a_node = job.layout.dispatcher in ("deepep", "alltoall_deredundency")
+    once_a_node = job.layout.dispatcher in ("deepep", "hybridep", "alltoall_deredundency")
     once_a_node = once_a_node and job.layout.ep >= job.cluster.devices_per_node
     return "alltoall_deredundency" if once_a_node else "alltoall"
 
@@ -261,6 +282,7 @@ def _model(job: Job, held: Held) -> Section:
     model, train = job.model, job.train
     dense = [k.mlp.ffn_hidden_size for k in model.kinds if k.mlp.kind == "dense"]
     gated = any(kind.mlp.gated for kind in model.kinds if kind.mlp.kind != "none")
+    dropout = DROPOUT if train.attention_kernel == "unfused" else 0.0
     widest = max(dense) if dense else model.moe.expert_ffn_hidden_size if model.moe else 0
     return {
         "vocab_size": model.vocab_size,
@@ -275,9 +297,9 @@ def _model(job: Job, held: Held) -> Section:
         "gated_linear_unit": gated,
         "add_bias_linear": linear_biases(model) == {True},
         "tie_word_embeddings": model.tied_embeddings,
-        "use_flash_attention": True,
-        "attention_dropout": 0.0,
-        "hidden_dropout": 0.0,
+        "use_flash_attention": train.attention_kernel != "unfused",
+        "attention_dropout": dropout,
+        "hidden_dropout": dropout,
         **attention_section(model),
         **_experts(job),
         **({"num_nextn_predict_layers": mtp_modules(job)} if mtp_modules(job) else {}),

@@ -69,6 +69,7 @@ def modules(job: Job) -> tuple[Module, ...]:
         "layernorm": True,
         "mla_up_proj": "mla" in attention,
         "mlp": "dense" in mlp,
+        "mlp_act": "dense" in mlp,
         "moe": "moe" in mlp,
         "moe_act": "moe" in mlp,
         "shared_experts": shared > 0,

@@ -17,10 +17,13 @@ Schedule = Literal[
     "gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-v", "dualpipe", "dualpipe-v", "seqsmartvpp"
 ]
 SCHEDULES: tuple[str, ...] = get_args(Schedule)
-Module = Literal["core_attn", "layernorm", "moe_act", "mla_up_proj", "mlp", "moe", "shared_experts"]
+Module = Literal[
+    "core_attn", "layernorm", "moe_act", "mla_up_proj", "mlp", "mlp_act", "moe", "shared_experts"
+]  # fmt: skip
 Option = Literal["none", "selective", "full"]
-Dispatcher = Literal["alltoall", "allgather", "deepep", "alltoall_deredundency"]
+Dispatcher = Literal["alltoall", "allgather", "deepep", "hybridep", "alltoall_deredundency"]
 DISPATCHERS: tuple[str, ...] = get_args(Dispatcher)
+Graphs = Literal["none", "partial", "full"]
 ContextExchange = Literal["p2p", "a2a"]
 
 SELECTIVE: tuple[Module, ...] = ("core_attn", "layernorm", "moe_act", "mla_up_proj")
@@ -31,6 +34,7 @@ MOST_CELLS = 16
 """Chunks of written-out stages that a message names."""
 
 Degree = Annotated[int, Field(ge=1, le=2**20)]
+Share = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
 
 
 class Quantities:
@@ -63,6 +67,10 @@ class Quantities:
     def sequence_shards(self) -> Any:
         """Ranks over which the tokens between tensor-parallel blocks are split."""
         return self.tp if self.sequence_parallel else 1
+
+    def distinct(self, names: tuple[str, ...]) -> tuple[Any, Any]:
+        """Layouts that differ in some columns, and which of them each row is; a layout is its own, and has no rows."""
+        return self, None
 
 
 class StageLayers(BaseModel):
@@ -113,16 +121,29 @@ class ParallelConfig(BaseModel, Quantities):
     schedule : str
         Pipeline schedule.
     dispatcher : str
-        How tokens reach experts: alltoall, allgather, deepep (each token crosses to a node once), or
+        How tokens reach experts: alltoall, allgather, deepep and hybridep (each token crosses to a node once), or
         alltoall_deredundency (MindFormers: every token is gathered by every node, then all-to-all inside it).
     cp_comm_type : str
         How context ranks share attention: p2p passes keys and values round a ring, a2a (Ulysses) hands each rank
         the whole sequence of its share of the heads (no effect at cp 1).
     tp_comm_overlap : bool
-        Ask Megatron-Core to run tensor-parallel traffic beside its products. The estimate does not count on it.
+        Run tensor-parallel traffic beside the products it belongs to, in ``tp`` pieces of which one cannot hide.
     overlap_grad_reduce, overlap_param_gather, overlap_moe_comm : bool
         Hide data-parallel traffic behind the backward and forward pass, expert traffic behind compute
         (dualpipe always does the last).
+    recompute_group : int
+        Layers that are checkpointed as one under full recompute (Megatron-LM's ``--recompute-num-layers`` with the
+        method uniform): one input is kept, all of them are held while they run backward. The method block is said
+        by ``stages``.
+    activation_offload, optimizer_offload : float
+        Share of the activations in flight, and of master parameters and optimizer states, that the host's memory holds.
+    moe_expert_capacity_factor : float or None
+        Tokens of each expert over the mean, padded or dropped to it, at least 1; None: none are dropped, and
+        ``expert_imbalance`` says how many the busiest rank has.
+    fused_experts : bool
+        Experts' two products with activation and casts between them as one kernel (Transformer Engine's op fuser).
+    cuda_graphs : str
+        What runs as recorded graphs, which the host need not issue: none, partial (all but the experts), full.
     expert_imbalance : float
         Tokens of the busiest expert rank over the mean.
     stages : "auto", nested list or str
@@ -150,6 +171,12 @@ class ParallelConfig(BaseModel, Quantities):
     overlap_grad_reduce: bool = True
     overlap_param_gather: bool = True
     overlap_moe_comm: bool = False
+    recompute_group: Degree = 1
+    activation_offload: Share = 0.0
+    optimizer_offload: Share = 0.0
+    moe_expert_capacity_factor: Annotated[float, Field(gt=0.0, le=1e3, allow_inf_nan=False)] | None = None
+    fused_experts: bool = False
+    cuda_graphs: Graphs = "none"
     expert_imbalance: Annotated[float, Field(ge=1.0, le=1e3, allow_inf_nan=False)] = 1.0
     stages: Literal["auto"] | Stages = "auto"
 

@@ -85,11 +85,6 @@ NOTES: tuple[Note, ...] = (
     Note("vocabulary", lambda c: bool(c.model.vocab_size % c.layout.tp), _vocabulary),
     Note("uneven stages", _uneven, _split),
     Note("zero under a pipeline", lambda c: c.layout.zero >= 2 and c.layout.pp > 1, _sharded_gradients),
-    Note(
-        "tp overlap",
-        lambda c: c.layout.tp_comm_overlap,
-        lambda c: "tp_comm_overlap changes nothing here: tensor-parallel traffic is counted in the open",
-    ),
 )
 """DeepSpeed's refusal: ``deepspeed/runtime/pipe/engine.py``; Megatron-FSDP: ``megatron/training/arguments.py``."""
 

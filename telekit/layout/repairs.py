@@ -104,6 +104,11 @@ def plain_dispatcher(case: Case) -> Repair:
     return {"layout.dispatcher": "alltoall"}
 
 
+def even_capacity(case: Case) -> Repair:
+    """Name the capacity that drops no token where experts share them evenly."""
+    return {"layout.moe_expert_capacity_factor": 1.0}
+
+
 def sequence_over_cp(case: Case) -> Repair:
     """Name the nearest ``cp`` that cuts the sequence into 2 * cp equal pieces."""
     return {"layout.cp": nearest_divisor(context_limit(case), case.layout.cp)}

@@ -259,6 +259,15 @@ BASIC: tuple[Rule, ...] = (
         (("sequence_parallel",), ("tp",)),
     ),
     Rule(
+        "expert capacity",
+        "layout.moe_expert_capacity_factor",
+        "below 1 tokens are dropped even when the experts share them evenly: part of the work is not done, while model "
+        "FLOPs and MFU count every token",
+        lambda c: (c.layout.moe_expert_capacity_factor or 1.0) >= 1.0,
+        repairs.even_capacity,
+        (("moe_expert_capacity_factor",),),
+    ),
+    Rule(
         "tp overlap",
         "layout.tp_comm_overlap",
         "needs sequence_parallel and tp above 1: only its all-gathers and reduce-scatters run beside products, an "

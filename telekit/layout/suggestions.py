@@ -193,6 +193,7 @@ _OTHER: dict[str, Callable[[Case], list[Any]]] = {
     "tp_comm_overlap": lambda case: [False],
     "cp_comm_type": lambda case: ["p2p", "a2a"],
     "dispatcher": lambda case: ["alltoall"],
+    "moe_expert_capacity_factor": lambda case: [1.0, None],
     "schedule": lambda case: list(PIPELINE),
     "stages": _stages,
 }

@@ -47,6 +47,12 @@ class LayoutTable(Quantities):
     overlap_grad_reduce: bool
     overlap_param_gather: bool
     overlap_moe_comm: bool
+    recompute_group: int
+    activation_offload: float
+    optimizer_offload: float
+    moe_expert_capacity_factor: float | None
+    fused_experts: bool
+    cuda_graphs: str
     stages: Any
     option: Option
     recompute_modules: tuple[Module, ...]
@@ -80,6 +86,17 @@ class LayoutTable(Quantities):
 
     def __len__(self) -> int:
         return len(self.tp)
+
+    def distinct(self, names: tuple[str, ...]) -> tuple[LayoutTable, Any]:
+        """Rows that differ in some columns (the others as in the first such row), and which of them each row is."""
+        code = np.zeros(len(self), dtype=np.int64)
+        for name in names:
+            values = getattr(self, name)[:, 0]
+            if values.min() < values.max():
+                found, place = np.unique(values, return_inverse=True)
+                code = code * len(found) + place
+        _, first, which = np.unique(code, return_index=True, return_inverse=True)
+        return self.take(first), which
 
     def take(self, rows: Any) -> LayoutTable:
         """Return the chosen rows (indices or a boolean mask)."""

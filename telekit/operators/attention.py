@@ -14,28 +14,34 @@ import numpy as np
 from telekit.model.attention import CompressedAttention, GroupedQueryAttention, MultiHeadLatentAttention
 from telekit.model.attention_flops import indexer_flops, mixer_flops, scored_keys
 from telekit.model.tensors import Tensor
+from telekit.operators.coefficients import now
 from telekit.operators.shapes import Operator, Shapes
 
 FLASH_BACKWARD = 2.5
 """Flash attention's backward does five products where the forward does two (Dao 2023, section 3.2)."""
+ATTENTION_LAUNCHES = 2.0
+"""Operators that the host issues around a flash kernel: it, and the layout of its inputs (assumed)."""
 INDEXER_BACKWARD = 3.0
 """An indexer learns from a loss of its own: its scores once more, and the gradients of queries and of keys."""
 
 Matrices = dict[str, Tensor]
 
 
-def _core_attention(x: Shapes, spec: Any, v_dim: int, read: Any) -> Operator:
+def _core_attention(x: Shapes, spec: Any, v_dim: int, read: Any) -> Iterator[Operator]:
     """Mix tokens; ``read`` numbers a token of queries, keys and values, on one tensor rank.
 
     Its output is held, since a norm's or a product's backward needs it too; one fp32 number a head and token is what
     flash attention keeps of the softmax.
     """
+    output = x.bytes * x.tokens * spec.heads * v_dim / x.tp
+    if x.unfused:
+        yield from _unfused_attention(x, spec, v_dim, output)
+        return
     per_token = mixer_flops(spec, x.seq_len) - indexer_flops(spec, x.seq_len)
     flops = x.tokens * per_token / x.tp
-    output = x.bytes * x.tokens * spec.heads * v_dim / x.tp
     moved = x.bytes * x.tokens * read + output
     log_sum_exp = 4.0 * x.tokens * spec.heads / x.tp
-    return Operator(
+    yield Operator(
         "core_attention",
         "attention",
         ("core_attn",),
@@ -45,7 +51,26 @@ def _core_attention(x: Shapes, spec: Any, v_dim: int, read: Any) -> Operator:
         3.0 * moved,
         log_sum_exp,
         output,
+        keys=min(spec.window or x.seq_len, x.seq_len) / x.cp,
+        launches=now("ATTENTION_LAUNCHES", ATTENTION_LAUNCHES),
     )
+
+
+def _unfused_attention(x: Shapes, spec: Any, v_dim: int, output: Any) -> Iterator[Operator]:
+    """Scores, softmax with mask, dropout and values as kernels of their own: every pair is computed and written.
+
+    Kept: the softmax, and dropout's mask and output (Korthikanti et al. 2022, equation 1: ``5 a s^2 b``).
+    """
+    pairs = x.tokens * float(x.seq_len) * spec.heads / x.tp
+    heads = x.micro_batch * spec.heads / x.tp
+    qk_dim = getattr(spec, "head_dim", v_dim)
+    yield x.batched("attention_scores", pairs, heads, qk_dim, x.seq_len)
+    yield x.stream(
+        "softmax", 2.0 * x.bytes * pairs, 3.0 * x.bytes * pairs, "core_attn", saved=x.bytes * pairs
+    )
+    dropped = (2.0 * x.bytes + 1.0) * pairs
+    yield x.stream("attention_dropout", dropped, dropped, "core_attn", saved=(x.bytes + 1.0) * pairs)
+    yield x.batched("attention_values", pairs, heads, v_dim, x.seq_len, values=True, held=output)
 
 
 def grouped(x: Shapes, spec: GroupedQueryAttention, found: Matrices) -> Iterator[Operator]:
@@ -72,7 +97,7 @@ def grouped(x: Shapes, spec: GroupedQueryAttention, found: Matrices) -> Iterator
         other = x.bytes * x.tokens * values / x.tp
         yield x.stream("value_norm", 2.0 * other, 3.0 * other, held=other)
     yield x.stream("rotary", 2.0 * turned, 2.0 * turned)
-    yield _core_attention(x, spec, spec.value_dim, float(queries + keys + values) / x.tp)
+    yield from _core_attention(x, spec, spec.value_dim, float(queries + keys + values) / x.tp)
     if gate:
         yield _output_gate(x, spec.heads * spec.value_dim / x.tp, gate / x.tp)
     yield x.gemm("output_projection", x.tokens, spec.heads * spec.value_dim / x.tp, x.hidden)
@@ -121,14 +146,16 @@ def latent(x: Shapes, spec: MultiHeadLatentAttention, found: Matrices) -> Iterat
     outputs = spec.heads * (spec.qk_nope_head_dim + spec.v_head_dim) / x.tp
     yield x.gemm("kv_up_projection", x.tokens, spec.kv_lora_rank, outputs, up, saved=rebuilt)
     turned = x.bytes * x.tokens * spec.heads * spec.qk_rope_head_dim / x.tp
-    yield x.stream("rotary", 4.0 * turned + rebuilt, 4.0 * turned + rebuilt, up)
+    # rotated parts of queries and keys are read and written, then queries, keys and values are put together
+    together = 4.0 * turned + 2.0 * queries + 2.0 * rebuilt
+    yield x.stream("rotary", together, together, up, launches=8.0)
     if spec.indexer and spec.indexer.own:
         # both read the block's input, gathered whole for it where it is split
         yield x.product(found["indexer.k_proj"], whole_input=True, held=2.0)  # and its norm
         yield x.product(found["indexer.weights_proj"], whole_input=True)
         yield from _indexer(x, spec, found, spec.indexer.top_k, _gathered(x))
     read = spec.heads * (2.0 * qk_dim + spec.v_head_dim) / x.tp
-    yield _core_attention(x, spec, spec.v_head_dim, read)
+    yield from _core_attention(x, spec, spec.v_head_dim, read)
     yield x.gemm("output_projection", x.tokens, spec.heads * spec.v_head_dim / x.tp, x.hidden)
 
 
@@ -184,7 +211,7 @@ def compressed(x: Shapes, spec: CompressedAttention, found: Matrices) -> Iterato
         blocks = x.seq_len // spec.compress_ratio if spec.compress_ratio else 0
         yield from _indexer(x, spec, found, min(spec.indexer.top_k, blocks))
     read = spec.heads * spec.head_dim / x.tp + spec.head_dim * _keys_a_token(spec)
-    yield _core_attention(x, spec, spec.head_dim, read)
+    yield from _core_attention(x, spec, spec.head_dim, read)
     turned = x.product_bytes * x.tokens * spec.heads * spec.head_dim / x.tp
     yield x.stream("rotary_back", 2.0 * queries, 2.0 * queries, held=turned)
     groups = spec.output_groups / x.tp

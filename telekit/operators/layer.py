@@ -7,11 +7,13 @@ then a token mixer or a feed-forward block.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from telekit.model.config import FeedForward, LayerKind, MixtureOfExperts, ModelConfig
 from telekit.model.tensors import Tensor, layer_tensors, trunk_tensors
 from telekit.operators.attention import compressed, grouped, latent
+from telekit.operators.coefficients import now
 from telekit.operators.recurrent import recurrent
 from telekit.operators.shapes import Operator as Operator
 from telekit.operators.shapes import Shapes as Shapes
@@ -20,6 +22,11 @@ from telekit.training.config import TrainConfig
 Matrices = dict[str, Tensor]
 NORMS = ("layernorm",)
 """Recompute module of the norms before the halves of a block."""
+
+SORTS = {"alltoall": 2.0, "alltoall_deredundency": 2.0, "hybridep": 0.5}
+"""Times that token copies are put in order on either side of the experts; HybridEP's kernels do half of it."""
+ROUTER_LAUNCHES = 12.0
+"""Operators that the host issues to choose experts and count their tokens (Megatron-Core's ``moe_utils.py``, about)."""
 
 _MIXERS: dict[str, Callable[[Shapes, Any, Matrices], Iterator[Operator]]] = {
     "gqa": grouped,
@@ -84,8 +91,8 @@ def _norm(x: Shapes, name: str, modules: tuple[str, ...] = NORMS) -> Operator:
     output = x.product_bytes * x.shard_tokens * x.hidden
     if x.streams > 1:  # what the streams collapse to is held already, and there is no sum
         return x.stream(name, 2.0 * width, 3.0 * width, *modules, saved=output)
-    # forward: read the block's output and the residual, write their sum and its norm; the sum is held
-    return x.stream(name, 4.0 * width, 5.0 * width, *modules, saved=output, held=width)
+    # forward: read the block's output and the residual, write their sum; read it, write its norm; the sum is held
+    return x.stream(name, 5.0 * width, 6.0 * width, *modules, saved=output, held=width, launches=2.0)
 
 
 def _post_norm(x: Shapes, name: str) -> Operator:
@@ -156,12 +163,16 @@ def _feed_forward(
 
 def _dense(x: Shapes, spec: FeedForward) -> Iterator[Operator]:
     width = spec.ffn_hidden_size / x.tp
-    yield from _feed_forward(x, "", x.tokens, x.hidden, width, spec.gated, ("mlp",), ("mlp",))
+    yield from _feed_forward(x, "", x.tokens, x.hidden, width, spec.gated, ("mlp",), ("mlp", "mlp_act"))
 
 
 def routed_tokens(x: Shapes, spec: MixtureOfExperts, layout: Any) -> Any:
-    """Token copies that the experts of one device work on: EP cancels, and each ETP rank sees all of its group's."""
-    return x.tokens / x.tp * float(spec.top_k) * layout.etp * layout.expert_imbalance
+    """Token copies that the experts of one device work on: EP cancels, and each ETP rank sees all of its group's.
+
+    With a capacity every rank works on the same number, else the busiest has ``expert_imbalance`` times the mean.
+    """
+    over = layout.moe_expert_capacity_factor or layout.expert_imbalance
+    return x.tokens / x.tp * float(spec.top_k) * layout.etp * over
 
 
 def expert_width(hidden: int, spec: MixtureOfExperts) -> int:
@@ -171,13 +182,26 @@ def expert_width(hidden: int, spec: MixtureOfExperts) -> int:
 
 def _experts(x: Shapes, spec: MixtureOfExperts, layout: Any) -> Iterator[Operator]:
     scores = 4.0 * x.shard_tokens * spec.num_experts
-    yield x.gemm("router", x.shard_tokens, x.hidden, spec.num_experts, "moe", saved=scores)
+    yield x.gemm("router", x.shard_tokens, x.hidden, spec.num_experts, "moe", saved=scores, wide=True)
+    yield x.stream(
+        "top_k", 2.0 * scores, 3.0 * scores, "moe", launches=now("ROUTER_LAUNCHES", ROUTER_LAUNCHES)
+    )
     inner, copies = expert_width(x.hidden, spec), routed_tokens(x, spec, layout)
     if spec.latent_size:
         yield x.gemm("latent_down", x.shard_tokens, x.hidden, inner, "moe")
     moved = x.bytes * copies * inner
-    yield x.stream("permute", 2.0 * moved, 2.0 * moved, "moe", saved=x.product_bytes * copies * inner)
-    yield from _feed_forward(
+    # copies are sorted by rank before they leave and by expert when they arrive, unless the dispatcher's kernels do it
+    sorts = now("SORTS", SORTS.get(layout.dispatcher, 1.0))
+    moved = sorts * moved
+    yield x.stream(
+        "permute",
+        2.0 * moved,
+        2.0 * moved,
+        "moe",
+        saved=x.product_bytes * copies * inner,
+        launches=8.0 * sorts,
+    )
+    experts = _feed_forward(
         x,
         "expert_",
         copies,
@@ -189,12 +213,22 @@ def _experts(x: Shapes, spec: MixtureOfExperts, layout: Any) -> Iterator[Operato
         "grouped_gemm",
         spec.num_experts / layout.ep,
     )
-    yield x.stream("unpermute", 2.0 * moved, 2.0 * moved, "moe")
+    yield from (map(_fused, experts) if layout.fused_experts else experts)
+    yield x.stream("unpermute", 2.0 * moved, 2.0 * moved, "moe", launches=4.0 * sorts)
     if spec.latent_size:
         gathered = x.product_bytes * x.shard_tokens * inner  # experts' outputs, summed
         yield x.gemm("latent_up", x.shard_tokens, inner, x.hidden, "moe", saved=gathered)
     if spec.shared_ffn_hidden_size:
         yield from _shared_experts(x, spec)
+
+
+def _fused(op: Operator) -> Operator:
+    """Operator inside a fused kernel: what lies between products, and casts, stay on the chip."""
+    if op.kind == "memory":
+        return replace(
+            op, forward_bytes=0.0 * op.forward_bytes, backward_bytes=0.0 * op.backward_bytes, launches=0.0
+        )
+    return replace(op, forward_cast_bytes=0.0, backward_cast_bytes=0.0, launches=1.0)
 
 
 def _shared_experts(x: Shapes, spec: MixtureOfExperts) -> Iterator[Operator]:
@@ -227,7 +261,7 @@ def head_operators(model: ModelConfig, train: TrainConfig, layout: Any) -> tuple
     logits = x.tokens * float(model.vocab_size) / x.tp
     trunk = matrices(trunk_tensors(model))
     streams = _collapse(x, "head_streams", trunk["hc_head_fn"]) if x.streams > 1 else ()
-    projection = x.gemm("output_head", x.tokens, x.hidden, float(model.vocab_size) / x.tp)
+    projection = x.gemm("output_head", x.tokens, x.hidden, float(model.vocab_size) / x.tp, wide=True)
     loss = x.stream("cross_entropy", (x.bytes + 8.0) * logits, (x.bytes + 4.0) * logits)
     return (*streams, _norm(x, "final_norm"), projection, loss)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from telekit.cluster.config import ClusterConfig
+from telekit.cluster.config import ClusterConfig, Device
 from telekit.model.config import LayerKind, ModelConfig
 from telekit.operators.efficiency import times_s
 from telekit.operators.layer import Operator, layer_operators
@@ -78,16 +78,23 @@ def _words(window: int | None, chunk: int | None) -> str:
 
 @dataclass(frozen=True)
 class Direction:
-    """Seconds of one pass: arithmetic for each pair; traffic for each token and for each pair."""
+    """Seconds of one pass: arithmetic for each pair; traffic for each token and for each pair.
+
+    A document of up to ``most_keys`` tokens computes as if each query met ``more_keys`` more: short rows keep kernels
+    from their rate.
+    """
 
     pair_s: float
     token_traffic_s: float
     pair_traffic_s: float
+    more_keys: float = 0.0
+    most_keys: float = np.inf
 
     def seconds(self, lengths: Any, pairs: Any) -> Any:
         """Time of each document: its arithmetic or its traffic with memory, whichever is longer."""
         traffic = self.token_traffic_s * lengths + self.pair_traffic_s * pairs
-        return np.maximum(self.pair_s * pairs, traffic)
+        more = 1.0 + self.more_keys / np.minimum(lengths, self.most_keys)
+        return np.maximum(self.pair_s * more * pairs, traffic)
 
 
 @dataclass(frozen=True)
@@ -147,17 +154,26 @@ def _direction(
     cluster: ClusterConfig,
     train: TrainConfig,
 ) -> Direction:
+    kernels = cluster.device.kernels
+    endless = kernels.model_copy(update={"launch_s": 0.0, "attention_half_keys": 0.0})
+    device = cluster.device.model_copy(update={"kernels": endless})
     idle = replace(op, forward_bytes=0.0, backward_bytes=0.0)
-    arithmetic = float(times_s(idle, cluster.device, train)[side])
-    long, short = (_traffic_s(o, cluster, train)[side] for o in (op, single))
+    arithmetic = float(times_s(idle, device, train)[side])
+    long, short = (_traffic_s(o, device, train)[side] for o in (op, single))
     keys, keys_of_one = met[0] / REFERENCE, met[1]
     pair_traffic = 0.0
     if keys > keys_of_one and abs(long / REFERENCE - short) > 1e-12 * short:
         pair_traffic = (long / REFERENCE - short) / (keys - keys_of_one)
     token_traffic = long / REFERENCE - pair_traffic * keys
-    return Direction(arithmetic / met[0] if met[0] else 0.0, token_traffic, pair_traffic)
+    pair = arithmetic / met[0] if met[0] else 0.0
+    if not op.keys:
+        return Direction(pair, token_traffic, pair_traffic)
+    split = 1.0 / float(single.keys)  # ranks among which a sequence is split
+    return Direction(
+        pair, token_traffic, pair_traffic, kernels.attention_half_keys * split, float(op.keys) * split
+    )
 
 
-def _traffic_s(op: Operator, cluster: ClusterConfig, train: TrainConfig) -> tuple[float, float]:
-    moved = times_s(replace(op, forward_flops=0.0, backward_flops=0.0), cluster.device, train)
+def _traffic_s(op: Operator, device: Device, train: TrainConfig) -> tuple[float, float]:
+    moved = times_s(replace(op, forward_flops=0.0, backward_flops=0.0), device, train)
     return float(moved[0]), float(moved[1])

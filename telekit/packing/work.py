@@ -9,7 +9,7 @@ sample of one document takes what the cost of its layers says.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,12 +17,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from telekit.cluster.config import ClusterConfig
-from telekit.comm.transfers import transfer_s
+from telekit.comm.transfers import group, transfer_s
 from telekit.errors import bad
 from telekit.job import Job
 from telekit.layout.case import filled
 from telekit.layout.stages import OPTIONS, assign
 from telekit.model.config import LayerKind, ModelConfig
+from telekit.operators import host
 from telekit.operators.efficiency import times_s
 from telekit.operators.layer import (
     Operator,
@@ -60,6 +61,8 @@ class Pass:
         Which of the layer's mixers run in it.
     open_s, ring_s, expert_s : float
         Transfers that nothing hides; that hide behind attention; of tokens to experts.
+    issue_s : float
+        What the host takes to issue it all.
     """
 
     rest_s: float
@@ -67,6 +70,7 @@ class Pass:
     open_s: float
     ring_s: float
     expert_s: float
+    issue_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,8 @@ class Block:
     backward: Pass
     again: Pass
     overlap: bool
+    overlap_share: float = 0.0
+    launch_s: float = 0.0
 
     def passes(self, option: int) -> tuple[Pass, ...]:
         """List what the backward pass repeats of the forward pass, by recompute option."""
@@ -90,11 +96,12 @@ class Block:
         names = [m.name for m, runs in zip(self.mixers, found.mixes, strict=True) if runs]
         computing = found.rest_s * share + sum(used, 0.0)
         cover = sum((m for m, name in zip(used, names, strict=True) if name == _RING), 0.0)
-        ring = np.maximum(found.ring_s * share - cover, 0.0)
+        ring = np.maximum(found.ring_s * share - cover - names.count(_RING) * self.launch_s * share, 0.0)
         expert = found.expert_s * share
         if self.overlap:
-            expert = np.maximum(expert - computing, 0.0)
-        return computing + found.open_s * share + ring + expert
+            beside = np.minimum(expert, computing)
+            expert = expert - beside + self.overlap_share * beside
+        return np.maximum(computing + found.open_s * share + ring + expert, found.issue_s * share)
 
 
 @dataclass(frozen=True)
@@ -334,7 +341,7 @@ class _Reader:
     def layer(self, kind: LayerKind, name: str) -> Block:
         operators = layer_operators(self.model, kind, self.train, self.layout)
         transfers = layer_transfers(self.model, kind, self.train, self.layout)
-        return self._block(f"{name} ({kind.attention.kind})", operators, transfers, kind)
+        return self._block(f"{name} ({kind.attention.kind})", operators, transfers, kind, by_host=True)
 
     def embedding(self) -> Block:
         return self._block("embedding", embedding_operators(*self._parts), embedding_transfers(*self._parts))
@@ -356,7 +363,9 @@ class _Reader:
         operators: Iterable[Operator],
         transfers: Iterable[Transfer],
         kind: LayerKind | None = None,
+        by_host: bool = False,
     ) -> Block:
+        """Read a layer or an end; the host issues ends while the device is busy with layers (``by_host`` False)."""
         found = mixers(self.model, kind, self.cluster, self.train, self.layout) if kind else ()
         operators, transfers = tuple(operators), tuple(transfers)
         forward, backward = (self._pass(side, operators, transfers, found) for side in (0, 1))
@@ -367,7 +376,11 @@ class _Reader:
             [item for item in transfers if not modules.isdisjoint(item.modules)],
             found,
         )
-        return Block(name, found, forward, backward, again, self.layout.overlap_moe_comm)
+        if not by_host:
+            forward, backward, again = (replace(p, issue_s=0.0) for p in (forward, backward, again))
+        share = self.cluster.device.kernels.overlap_share
+        launch_s = self.cluster.device.kernels.launch_s / self.layout.micro_batch
+        return Block(name, found, forward, backward, again, self.layout.overlap_moe_comm, share, launch_s)
 
     def _pass(
         self,
@@ -376,18 +389,26 @@ class _Reader:
         transfers: Iterable[Transfer],
         found: tuple[Mixer, ...],
     ) -> Pass:
-        rest = 0.0
+        rest = issued = 0.0
         running = set()
+        kernels, graphs = self.cluster.device.kernels, self.layout.cuda_graphs
         for op in operators:
+            issued += float(host.launches(op, graphs)) * (kernels.backward_launches if side else 1.0)
             if op.kind == MIXING:
                 running.add(op.name)
+                rest += kernels.launch_s
             else:
                 rest += float(times_s(op, self.cluster.device, self.train)[side])
         sent = {"open": 0.0, "ring": 0.0, "expert": 0.0}
         for item in transfers:
             calls = (item.forward_calls, item.backward_calls)[side]
             where = "ring" if item.behind == _RING else "expert" if item.group in EXPERT_GROUPS else "open"
-            sent[where] += calls * float(transfer_s(item, self.layout, self.cluster))
+            issued += float(host.calls(item, group(self.layout, item.group)[0], graphs)[side])
+            pieces = self.layout.tp if item.group == "tp" and self.layout.tp_comm_overlap else 1
+            sent[where] += calls * float(transfer_s(item, self.layout, self.cluster)) / pieces
         each = 1.0 / self.layout.micro_batch
         mixes = tuple(m.name in running for m in found)
-        return Pass(rest * each, mixes, sent["open"] * each, sent["ring"] * each, sent["expert"] * each)
+        issue_s = each * kernels.host_launch_s * issued
+        return Pass(
+            rest * each, mixes, sent["open"] * each, sent["ring"] * each, sent["expert"] * each, issue_s
+        )

@@ -195,7 +195,7 @@ def in_flight(schedule: str, stages: int, chunks: int, micro_batches: Any) -> An
     1f1b,seqsmartvpp  p - s (1F1B's; seqsmartvpp is said to hold fewer)
     interleaved-1f1b  as Megatron-Core's order has it; ``2 (p - s) + (v - 1) p - 1`` over all chunks
     zb-h1             p: a pass that waits for W keeps its activations (arXiv 2401.10241 table 2)
-    zb-v              p for each of the two chunks (the paper's p for the device; evenly split is our reading)
+    zb-v              2 p - s and s, or one less of the first and one more of the second: the paper's p for the device
     dualpipe          p + 1 for the device, over its two stages (README)
     dualpipe-v        2 p - s and s + 1, together 2 p + 1 (README's PP + 1)
     ================  =======================================================================================
@@ -220,8 +220,8 @@ def in_flight(schedule: str, stages: int, chunks: int, micro_batches: Any) -> An
 def peak_held(schedule: str, weight: ArrayLike, micro_batches: Any) -> Any:
     """Most that each stage's device holds at once, shape (..., stages).
 
-    Exact for gpipe, 1F1B and the interleaved schedule; else the sum of the chunks' peaks. DualPipe's device s
-    holds p - s micro-batches of stage s and s + 1 of stage p - 1 - s.
+    Exact: what the schedules' orders hold, where zero-bubble's halves and DualPipe's pairs take equal times. DualPipe's
+    device s holds p - s micro-batches of stage s and s + 1 of stage p - 1 - s.
 
     Parameters
     ----------
@@ -247,10 +247,12 @@ def _moments(schedule: str, stages: int, chunks: int, m: Any) -> Any:
     stage = np.arange(stages)
     peaks: dict[str, Callable[[], list[Any]]] = {
         "zb-h1": lambda: [0 * stage + stages],
-        "zb-v": lambda: [0 * stage + stages] * 2,
         "dualpipe": lambda: [0 * stage + stages + 1],
         "dualpipe-v": lambda: [2 * stages - stage, stage + 1],
     }
+    if schedule == "zb-v":  # all of the way down, or one less and the first of the way up
+        held = [np.stack([2 * stages - stage - late, stage + late]) for late in (0, 1)]
+        return np.stack([np.stack([np.minimum(row, m) for row in moment]) for moment in held])
     if schedule in peaks:
         return np.stack([np.minimum(held, m) for held in peaks[schedule]()])[None]
     if schedule not in SCHEDULES:

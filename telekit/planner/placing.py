@@ -15,18 +15,18 @@ from telekit.cost.layers import LayerCost, Site, end_costs, layer_cost
 from telekit.cost.memory import (
     FRAMEWORK_BYTES,
     Held,
-    dispatch_bytes,
     end_held,
+    end_moments,
     gathered_bytes,
     layer_held,
-    logits_bytes,
+    reserve,
     states_of,
 )
 from telekit.cost.step import neighbour_s
 from telekit.errors import InputError
 from telekit.job import Job
 from telekit.layout.config import ParallelConfig
-from telekit.layout.stages import OPTIONS, assign, with_counts
+from telekit.layout.stages import OPTIONS, with_counts
 from telekit.model.config import ModelConfig
 from telekit.pipeline.simulate import SIMULATED
 from telekit.planner.solver import PROVED_GAP
@@ -50,9 +50,9 @@ def place_layers(
 ) -> Placed | None:
     """Place a job's layers on its stages; None when no placement was found that fits the memory.
 
-    A stage that recomputes holds one layer's recomputed tensors for a moment, which is no sum over layers. So the
-    layers are first placed without that workspace, which bounds every placement; if the result is over the
-    capacity, they are placed again with the largest workspace on every stage. Under a schedule that is not simulated
+    What a layer holds while it runs backward, its recomputed tensors among it, is no sum over layers. So the layers are
+    first placed with the least of it, which bounds every placement; if the result is over the capacity, they are
+    placed again with the most of it on every stage. Under a schedule that is not simulated
     layers stay spread evenly.
 
     Parameters
@@ -97,29 +97,31 @@ def _proof_of(found: StagePlan, relaxed: Proof) -> Proof:
 def stage_problem(job: Job, choices: tuple[str, ...] = OPTIONS, workspace: bool = True) -> StageProblem:
     """State the placement of a job's layers in seconds and bytes, as :func:`telekit.estimate` counts them.
 
-    ``workspace`` reserves, on every stage, what one recomputed layer holds for a moment.
+    ``workspace`` sets aside, on every stage, the most that a layer's passes hold for a moment; else the least.
     """
     site = Site(job.model, job.cluster, job.train, job.layout)
     costs = [layer_cost(kind, site) for kind in job.model.kinds]
     first, last = end_costs(site)
     held_first, held_last = end_held(job.model, job.train, job.layout)
-    logits = float(logits_bytes(site, assign(job.model, job.layout), last).max())
     allowed = [OPTIONS.index(choice) for choice in choices]
-    reserved = max(float(c.activation_bytes[0] - c.activation_bytes[o]) for c in costs for o in allowed)
-    parameters, gradients = gathered_bytes(site)
-    constant = FRAMEWORK_BYTES + dispatch_bytes(site) + parameters + gradients + workspace * reserved
+    aside = reserve(site, costs, allowed)
+    moment, buffers = aside.moment[workspace], aside.buffers[workspace]  # the least, or the most
+    at_first, at_last = end_moments(site, last, moment, least=not workspace)
+    gathered = sum(gathered_bytes(site)) if workspace else 0.0  # a stage with few layers gathers less
+    constant = FRAMEWORK_BYTES + aside.standing + buffers + moment + gathered
     layout = job.layout
+    stays = 1.0 - (not workspace) * layout.activation_offload  # at least; what is on its way comes on top
     return StageProblem(
         layers=tuple(
-            _layer_type(site, costs[kind], kind, count, i, allowed)
+            _layer_type(site, costs[kind], kind, count, i, allowed, stays)
             for i, (kind, count) in enumerate(job.model.runs)
         ),
         stages=layout.pp,
         chunks=layout.vpp,
         micro_batches=job.micro_batches,
         schedule=layout.schedule,
-        head=_end(first, _states(site, held_first)),
-        tail=_end(last, _states(site, held_last) + logits),
+        head=_end(first, _states(site, held_first) + at_first),
+        tail=_end(last, _states(site, held_last) + at_last),
         memory_cap_bytes=float(job.cluster.device.memory_bytes),
         constant_bytes=float(constant),
         comm_s=float(neighbour_s(site)),
@@ -127,7 +129,7 @@ def stage_problem(job: Job, choices: tuple[str, ...] = OPTIONS, workspace: bool 
 
 
 def _layer_type(
-    site: Site, cost: LayerCost, kind: int, count: int, index: int, allowed: list[int]
+    site: Site, cost: LayerCost, kind: int, count: int, index: int, allowed: list[int], stays: float
 ) -> LayerType:
     return LayerType(
         f"{site.model.kinds[kind].name}{index or ''}",
@@ -136,7 +138,9 @@ def _layer_type(
         float(cost.backward.total_s),
         _states(site, layer_held(site.model, kind, site.layout)),
         tuple(
-            RecomputeOption(OPTIONS[o], float(cost.repeat[o].total_s), float(cost.activation_bytes[o]))
+            RecomputeOption(
+                OPTIONS[o], float(cost.repeat[o].total_s), stays * float(cost.activation_bytes[o])
+            )
             for o in allowed
         ),
     )

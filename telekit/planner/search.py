@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from telekit.cost.estimate import Estimate, estimate
+from telekit.cost.interval import ranking_error
 from telekit.cost.layers import Site
 from telekit.cost.step import step_cost
 from telekit.errors import InputError, Problem, bad
@@ -53,7 +54,7 @@ class RankedPlan:
     def makespan_s(self) -> float:
         """Time of the pipeline alone: what the placement decides and ``proof`` bounds."""
         parts = self.estimate.breakdown_s or {}
-        return self.step_time_s - parts["dp_comm"] - parts["optimizer"]
+        return self.step_time_s - parts["dp_comm"] - parts["optimizer"] - parts["waiting"]
 
     @property
     def peak_bytes(self) -> float:
@@ -108,6 +109,16 @@ class Plan:
     plans: tuple[RankedPlan, ...]
 
     @property
+    def told_apart(self) -> bool | None:
+        """Whether the first two plans differ by more than published rankings show the model to be wrong; None for one.
+
+        :func:`telekit.cost.interval.ranking_error` says how much that is.
+        """
+        if len(self.plans) < 2:
+            return None
+        return self.plans[1].step_time_s > (1.0 + ranking_error()) * self.plans[0].step_time_s
+
+    @property
     def best(self) -> RankedPlan:
         """The fastest plan that fits.
 
@@ -133,6 +144,8 @@ class Plan:
             "rejected": self.rejected,
             "search_bound_s": self.search_bound_s,
             "plans": [p.to_dict() for p in self.plans],
+            "first_two_told_apart": self.told_apart,
+            "ranking_error": ranking_error(),
         }
 
 

@@ -30,7 +30,7 @@ RESULTS = {
     "pass": style.TIME["optimizer"],
     "warning": style.MEMORY["workspace"],
     "error": style.LIMIT,
-    "open": style.TIME["bubble"],
+    "open": style.TIME["waiting"],
 }
 """Colours of verdicts; what was not judged is open."""
 SERIES = {"gradient of a weight": style.PASSES["weight gradient"], "bound": style.LIMIT}

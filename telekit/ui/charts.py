@@ -23,12 +23,15 @@ Tables = dict[str, list[dict[str, object]]]
 PARTS = {
     "compute": ("arithmetic", "compute"),
     "recompute": ("recomputation", "recompute"),
+    "host": ("host launches", "waiting"),
+    "offload": ("host memory", "communication"),
     "tp_comm": ("tensor parallel", "communication"),
     "cp_comm": ("context parallel", "communication"),
     "ep_comm": ("expert parallel", "communication"),
     "dp_comm": ("data parallel", "communication"),
-    "bubble": ("pipeline bubble", "bubble"),
+    "bubble": ("pipeline bubble", "waiting"),
     "optimizer": ("optimizer", "optimizer"),
+    "waiting": ("slowest device", "waiting"),
 }
 
 _BY_RANK = alt.EncodingSortField("rank", op="min")  # rows that are pushed later keep no order of their own
@@ -190,7 +193,7 @@ def rejections(width: int = 110, height: int = 180) -> alt.TopLevelMixin:
         y=alt.Y("reason:N", title=None, sort=_BY_RANK, axis=alt.Axis(labelLimit=190, grid=False)),
     )
     text = base.mark_text(align="left", dx=5).encode(text="text:N")
-    bars = base.mark_bar(size=18, color=style.TIME["bubble"])
+    bars = base.mark_bar(size=18, color=style.TIME["waiting"])
     return alt.layer(bars, text).properties(
         width=width, height=height, description="Layouts that each rule rejected."
     )
@@ -201,7 +204,7 @@ def stage_times(placements: Sequence[str], width: int = 520, height: int = 200) 
 
     Table ``stages`` (stage, time, placement).
     """
-    colours = dict(zip(placements, (style.TIME["bubble"], style.TIME["compute"]), strict=True))
+    colours = dict(zip(placements, (style.TIME["waiting"], style.TIME["compute"]), strict=True))
     chart: alt.TopLevelMixin = (
         alt.Chart(alt.NamedData("stages"))
         .mark_bar()

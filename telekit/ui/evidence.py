@@ -16,9 +16,9 @@ from telekit.ui.traffic import ROUND
 
 LOW, HIGH = "at its first end", "at its last"
 ENDS = {LOW: "#8ab8e2", HIGH: style.TIME["compute"]}
-RULES = {"claim": style.LIMIT, "base": style.TIME["bubble"], "yours": style.TIME["communication"]}
-WITHIN = {"middle 90 %": style.TIME["compute"], "the rest": style.TIME["bubble"]}
-LINKS = {"as the catalog has it": style.TIME["bubble"], "as the log measured": style.TIME["communication"]}
+RULES = {"claim": style.LIMIT, "base": style.TIME["waiting"], "yours": style.TIME["communication"]}
+WITHIN = {"middle 90 %": style.TIME["compute"], "the rest": style.TIME["waiting"]}
+LINKS = {"as the catalog has it": style.TIME["waiting"], "as the log measured": style.TIME["communication"]}
 BIN = 0.01
 
 _BY_RANK = alt.EncodingSortField("rank", op="min")

@@ -77,7 +77,7 @@ def roofline(width: int = WIDTH_PX, height: int = 240) -> alt.TopLevelMixin:
         axis=alt.Axis(values=TENS[::2], format="~g"),
     )
     roofs = alt.Chart(alt.NamedData("roofs"))
-    lines = roofs.mark_line(strokeWidth=2, color=style.TIME["bubble"]).encode(x=x, y=y, detail="roof:N")
+    lines = roofs.mark_line(strokeWidth=2, color=style.TIME["waiting"]).encode(x=x, y=y, detail="roof:N")
     names = (
         roofs.transform_filter("datum.end").mark_text(align="right", dy=-8).encode(x=x, y=y, text="roof:N")
     )

@@ -113,7 +113,7 @@ def mosaic(cells: int, width: int = 376) -> alt.TopLevelMixin:
     )
     squares = (
         alt.Chart(alt.NamedData("squares"))
-        .mark_rect(color=style.TIME["bubble"], opacity=0.28)
+        .mark_rect(color=style.TIME["waiting"], opacity=0.28)
         .encode(x=x, y=y, x2="x2:Q", y2="y2:Q")
     )
     triangles = (

@@ -22,7 +22,7 @@ COMPUTING, PIPE, LAYER = "computing", "own pipeline's bubble", "waiting in layer
 REDUCE, FIXED = "waiting for the slowest", "gradients, optimizer"
 STEP = {
     COMPUTING: style.TIME["compute"],
-    PIPE: style.TIME["bubble"],
+    PIPE: style.TIME["waiting"],
     LAYER: style.COMPONENTS["embedding"],
     REDUCE: style.COMPONENTS["head"],
     FIXED: style.TIME["optimizer"],
@@ -212,7 +212,7 @@ def over_length(values: Sequence[int], width: int = 380, height: int = 250) -> a
         y=y, tooltip=["hidden:N", "seq_len:Q", alt.Tooltip("gain:Q", format=".3f")]
     )
     bars = base.mark_rule(strokeWidth=1.5, opacity=0.7).encode(y="low:Q", y2="high:Q")
-    here = alt.Chart(alt.NamedData("here")).mark_rule(color=style.TIME["bubble"], strokeDash=[5, 3])
+    here = alt.Chart(alt.NamedData("here")).mark_rule(color=style.TIME["waiting"], strokeDash=[5, 3])
     mark = alt.Chart(alt.NamedData("published")).encode(x=x, y=y)
     point = mark.mark_point(shape="diamond", size=110, filled=True, color=style.LIMIT, opacity=1)
     name = mark.mark_text(align="left", dx=9, dy=10, color=style.LIMIT).encode(text="text:N")

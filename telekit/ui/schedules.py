@@ -30,10 +30,10 @@ SPLIT = tuple(kind for kind in style.PASSES if kind != "recompute")
 MAX_MARKS, MAX_STEPS = 900, 1600
 """Marks of a Gantt chart, and steps of all devices' memory, that a page redraws at a slider's pace."""
 
-FRONT = {"nothing beats it": style.TIME["compute"], "another beats it": style.TIME["bubble"]}
+FRONT = {"nothing beats it": style.TIME["compute"], "another beats it": style.TIME["waiting"]}
 """Colours of schedules by whether another one idles less and holds less."""
 OWN, COMM = "the schedule's own", "communication"
-IDLE = {OWN: style.TIME["bubble"], COMM: style.TIME["communication"]}
+IDLE = {OWN: style.TIME["waiting"], COMM: style.TIME["communication"]}
 
 
 # --- one schedule over time ---------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ def held_over_time(width: int = WIDTH, height: int = 120) -> alt.TopLevelMixin:
     area = chosen.mark_area(**step, color=style.MEMORY["activations"], opacity=0.3)
     edge = chosen.mark_line(**step, color=style.MEMORY["activations"], strokeWidth=2)
     others = base.transform_filter("!datum.chosen").mark_line(
-        **step, color=style.TIME["bubble"], strokeWidth=1, opacity=0.8
+        **step, color=style.TIME["waiting"], strokeWidth=1, opacity=0.8
     )
     most = alt.Chart(alt.NamedData("most"))
     rule = most.mark_rule(color=style.LIMIT, strokeDash=[5, 3]).encode(y="held:Q")

@@ -168,7 +168,7 @@ def side_by_side() -> alt.TopLevelMixin:
         alt.Y("y:Q", title=None, axis=axis, scale=scale),
     )
     guides = alt.Chart(alt.NamedData("guides")).encode(x=x, y=y)
-    lines = guides.mark_line(color=style.TIME["bubble"], strokeDash=[3, 3], strokeWidth=1)
+    lines = guides.mark_line(color=style.TIME["waiting"], strokeDash=[3, 3], strokeWidth=1)
     where: dict[str, Any] = {side: alt.expr(f"datum.{side}") for side in ("align", "dx", "dy")}
     points = (
         alt.Chart(alt.NamedData("models")).mark_circle(size=64, opacity=0.85).encode(x=x, y=y, color=colour)
@@ -288,7 +288,7 @@ def against_six_n(width: int = 640, height: int = 280) -> alt.TopLevelMixin:
     lines = alt.Chart(alt.NamedData("ratio")).mark_line(strokeWidth=2.2).encode(x=x, y=y, color=colour)
     here = alt.Chart(alt.NamedData("here"))
     exact = here.mark_rule(strokeDash=[5, 3], color=style.LIMIT).encode(y=alt.datum(1.0))
-    at = here.mark_rule(color=style.TIME["bubble"], strokeWidth=1).encode(x=x)
+    at = here.mark_rule(color=style.TIME["waiting"], strokeWidth=1).encode(x=x)
     dots = here.mark_circle(size=70, opacity=1).encode(
         x=x, y=y, color=colour, tooltip=["size:N", "tokens:Q", alt.Tooltip("ratio:Q", format=".3f")]
     )

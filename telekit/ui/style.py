@@ -21,7 +21,7 @@ TIME = {
     "compute": "#245fa8",
     "recompute": "#8ab8e2",
     "communication": "#e08a1e",
-    "bubble": "#adb3ba",
+    "waiting": "#adb3ba",
     "optimizer": "#1b8573",
 }
 MEMORY = {

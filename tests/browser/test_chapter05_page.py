@@ -15,13 +15,13 @@ def test_a_batch_is_drawn_as_squares_and_triangles(chapter, panel):
     mosaic = panel("mosaic", "Equal tokens, unequal work")
     left, right = mosaic.locator("figcaption").all_inner_texts()[:2]
     assert left == "The heaviest sample takes 2.05 × the lightest"
-    assert right == "A rank waits 28.4% of the step"
+    assert right == "A rank waits 22.6% of the step"
     squares = mosaic.locator(".telekit-chart").first.locator(".mark-rect path")
     assert squares.count() == 16
     triangles = mosaic.locator(".telekit-chart").first.locator(".mark-area path").count()
     assert triangles > 60
     choose(chapter, mosaic, "policy", "balanced")
-    assert mosaic.locator("figcaption").nth(1).inner_text() == "A rank waits 28.4%, balanced 0.4%"
+    assert mosaic.locator("figcaption").nth(1).inner_text() == "A rank waits 22.6%, balanced 0.3%"
     assert mosaic.locator(".telekit-chart").first.locator(".mark-area path").count() == triangles
     clean(chapter)
 

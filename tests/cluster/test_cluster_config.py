@@ -61,11 +61,13 @@ EXPERTS = [
 ]  # fmt: skip
 
 
-def test_h800_efficiencies_are_the_medians_of_the_measured_rows():
+def test_h800_reaches_in_training_what_kernels_reach_alone():
+    """Shares fitted on whole steps lie within a fifth of the medians of kernels measured by themselves."""
     device = load_cluster({"device": "h800", "nodes": 1}).device
+    fp8 = device.kernels.low_precision["fp8"]
     reached = [2 * m * k * n / (time_us * 1e-6) / device.peak("fp8") for m, k, n, time_us in MATMULS]
-    assert device.gemm_efficiency == pytest.approx(statistics.median(reached), abs=1e-3)
-    assert device.grouped_gemm_efficiency == pytest.approx(statistics.median(EXPERTS), abs=1e-3)
+    assert 0.8 < fp8 * device.gemm_efficiency / statistics.median(reached) < 1.05
+    assert 0.8 < fp8 * device.grouped_gemm_efficiency / statistics.median(EXPERTS) < 1.05
 
 
 @pytest.mark.parametrize("name", device_names())
@@ -110,7 +112,7 @@ def test_the_grade_of_telechat_machines_is_an_assumption_that_shows():
 
 def test_assumptions_list_exactly_the_unverified_numbers():
     lines = load_cluster({"device": "h100", "nodes": 2}).assumptions
-    assert any(line.startswith("h100 memory_efficiency = 0.8") for line in lines)
+    assert any(line.startswith("h100 memory_efficiency = 0.75") for line in lines)
     assert not any("node link efficiency" in line for line in lines), "it is measured"
     assert load_cluster({"device": "v100", "nodes": 1}).assumptions[0].startswith("v100: ")
 

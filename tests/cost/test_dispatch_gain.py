@@ -139,7 +139,7 @@ def test_samples_are_draws_of_all_inputs(study, few):
     bare = few.samples[~few.overlapped]
     error = np.std(plain) / np.sqrt(len(plain))
     assert abs(np.mean(plain) - bare.mean()) < 3 * error + 0.005
-    assert few.samples[few.overlapped].mean() < bare.mean() / 4  # the model hides all it can, in both forms
+    assert few.samples[few.overlapped].mean() < bare.mean() / 2  # most hides, in both forms, at a price
 
 
 def test_the_interval_is_reproducible_and_hardly_hangs_on_the_seed(study, few):

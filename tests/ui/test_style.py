@@ -77,8 +77,11 @@ def test_no_two_colours_of_a_chart_look_alike(name, sight):
 
 
 def test_a_scale_keeps_its_colours_whatever_is_shown():
-    scale = style.scale(style.TIME, ["bubble", "compute"]).to_dict()
-    assert scale == {"domain": ["bubble", "compute"], "range": [style.TIME["bubble"], style.TIME["compute"]]}
+    scale = style.scale(style.TIME, ["waiting", "compute"]).to_dict()
+    assert scale == {
+        "domain": ["waiting", "compute"],
+        "range": [style.TIME["waiting"], style.TIME["compute"]],
+    }
 
 
 def test_a_dressed_chart_carries_no_address_and_no_foreign_theme():

@@ -84,8 +84,8 @@ def _study_text(**values: Any) -> str:
     low, middle, high = found.interval_in_the_open
     said = (
         f"Bars, spread and base are of the frozen study ({len(found.samples):,} draws, {found.share_beyond:.0%} of "
-        f"them at {claim} or more); only the orange rule is yours. Half of the draws overlap, and the cost model then "
-        "hides traffic whole and for nothing in both forms: hardly anything is left to gain. Without overlap the "
+        f"them at {claim} or more); only the orange rule is yours. Half of the draws overlap, and traffic then hides "
+        "behind computing, which slows down for it, in both forms: little is left to gain. Without overlap the "
         f"median is {middle:.1%}, 90 % lie from {low:.1%} to {high:.1%} and {found.share_beyond_in_the_open:.0%} reach "
         f"{claim}. This says how far assumptions reach, not how sure a measurement is."
     )

@@ -105,7 +105,16 @@ def figures(found: Estimate) -> str:
         (f"of {gib(found.capacity_bytes):.1f} GiB", f"{gib(found.peak_bytes):.1f} GiB", fits),
     ]
     spans = "".join(f"<span><b{mark}>{value}</b> {html.escape(name)}</span>" for name, value, mark in cells)
-    return f"<div class='telekit-figures'>{spans}</div>"
+    return f"<div class='telekit-figures'>{spans}</div>{_interval(found)}"
+
+
+def _interval(found: Estimate) -> str:
+    """Say where published runs like it would lie; nothing where no scoreboard is shipped."""
+    if found.interval is None or found.step_time_interval_s is None:
+        return ""
+    low, high = (format_seconds(end) for end in found.step_time_interval_s)
+    said = f"{low} to {high} a step, by eight of ten published runs like it ({found.interval.of}). "
+    return f"<span class='telekit-soft'>{html.escape(said)}</span>"
 
 
 def listed(found: Estimate) -> str:

@@ -189,10 +189,14 @@ class PlannerPanel(Panel):
             return ""
         bound = self.plan.search_bound_s
         limit = f" No layout of this search can take less than {format_seconds(bound)}." if bound else ""
-        name = html.escape(str(self._planned["model"]))
-        return (
-            f"{name}: {self.plan.searched:,} layouts searched, {self.plan.valid:,} are valid and fit.{limit}"
+        tie = (
+            " The first two are a tie, as far as this model can rank."
+            if self.plan.told_apart is False
+            else ""
         )
+        name = html.escape(str(self._planned["model"]))
+        searched = f"{self.plan.searched:,} layouts searched, {self.plan.valid:,} are valid and fit"
+        return f"{name}: {searched}.{limit}{tie}"
 
     def _proof(self) -> str:
         if not isinstance(self.shown, RankedPlan):

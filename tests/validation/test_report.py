@@ -1,0 +1,35 @@
+"""The scoreboard where it is read: README carries the table that the shipped scoreboard makes."""
+
+from pathlib import Path
+
+from telekit import catalog
+from telekit.validation import report
+
+README = Path(__file__).parents[2] / "README.md"
+BEGIN, END = "<!-- scoreboard: telekit validate --markdown -->\n", "<!-- end of scoreboard -->"
+
+
+def shipped():
+    return catalog.load(catalog.root() / "scoreboard.json")
+
+
+def test_readme_has_the_table_of_the_shipped_scoreboard():
+    """Who runs ``telekit validate --write`` puts what ``--markdown`` prints between the two comments."""
+    _, rest = README.read_text(encoding="utf-8").split(BEGIN)
+    table, _ = rest.split(END)
+    assert table == report.markdown(shipped())
+
+
+def test_the_table_has_a_row_a_group_and_the_sum():
+    board = shipped()
+    rows = report.markdown(board).splitlines()
+    assert len(rows) == 2 + len(board["groups"]) + 1
+    assert [row.split("|")[1].strip() for row in rows[2:-1]] == [group["name"] for group in board["groups"]]
+    assert all(row.count("|") == len(report.HEAD) + 1 for row in rows)
+
+
+def test_errors_of_held_out_rows_are_the_groups_own():
+    board = shipped()
+    for group, line in zip(board["groups"], report.lines(board), strict=False):
+        mape = group["held_out"]["mape"]
+        assert line[3] == ("" if mape is None else f"{100 * mape:.1f} %")
