@@ -24,7 +24,8 @@ from telekit.units import format_bytes
 LEFT_OUT = (
     "not modelled: data loading, network contention between groups, "
     "memory fragmentation beyond the framework term"
-)ATTENTION = {
+)
+ATTENTION = {
     "flash": "attention is a flash kernel: scores are not stored, its backward computes 2.5 forwards",
     "flash-2": "attention is FlashAttention-2: scores are not stored, its backward computes 2.5 forwards",
     "triton": "attention is a Triton kernel: scores are not stored, its backward computes 2.5 forwards",
