@@ -273,7 +273,8 @@ def random_case(rng: random.Random):
     }  # fmt: skip
     for _ in range(pick([0, 0, 1, 1, 1, 1, 2, 3])):
         disturb(rng, layout, sizes)
-    layout["moe_expert_capacity_factor"] = pick([None] * 40 + [1.0, 1.5, 0.75])
+    own = random.Random(str(layout))  # the other draws stay what they are
+    layout["moe_expert_capacity_factor"] = own.choice([None] * 40 + [1.0, 1.5, 0.75])
     return as_case(rng, layout, sizes)
 
 
