@@ -308,6 +308,6 @@ def test_exemptions():
         "batch_isend_irecv",
     } == msprobe.INPUT_RULES_SKIPPED
     assert {
-        *("empty", "empty_like", "numpy", "to", "setitem", "empty_with_format", "new_empty"),
+        *("empty", "empty_like", "numpy", "to", "setitem", "__setitem__", "empty_with_format", "new_empty"),
         *("new_empty_strided", "empty_strided"),
     } == msprobe.ALL_RULES_SKIPPED

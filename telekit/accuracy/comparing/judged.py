@@ -43,6 +43,8 @@ DROPOUT, TOP_K = "dropout", "topk"
 # msprobe counts as an output what has .output. in its name: gradients of parameters stand with the inputs
 _ROLES = {INPUT: msprobe.INPUT, PARAMETERS: msprobe.PARAMETER, PARAMETERS_GRAD: msprobe.PARAMETER}
 UNREAD = "cannot be read"
+NEAR_ZERO = 1e-3
+"""What may stand where golden is all zeros: msprobe's limit of the largest error."""
 SCALAR = 0.01
 """Relative error a single number may have: more than one step of bf16 (0.0078); telekit's own, msprobe has no rule."""
 
@@ -192,7 +194,9 @@ def _exact(m: Metrics) -> list[Part]:
     if m.opposite_infinities:
         parts.append(check("sign of infinities", m.opposite_infinities, False, "none is opposite"))
     if m.golden.l2norm == 0 and m.target.l2norm:
-        parts.append(check("zero", m.target.l2norm, False, "zero as golden is", note="golden is all zeros"))
+        near = m.max_abs_error is not None and m.max_abs_error <= NEAR_ZERO
+        rule = f"zero as golden is, to {NEAR_ZERO}"
+        parts.append(check("zero", m.max_abs_error, near, rule, note="golden is all zeros"))
     elif m.elements == 1 and m.max_relative_error is not None:
         error = m.max_relative_error
         rule = f"at most {SCALAR}, telekit's own rule for a single number"
