@@ -14,7 +14,7 @@ NAME = "05_attention_aware_data_scheduling.ipynb"
 def test_a_batch_is_drawn_as_squares_and_triangles(chapter, panel):
     mosaic = panel("mosaic", "Equal tokens, unequal work")
     left, right = mosaic.locator("figcaption").all_inner_texts()[:2]
-    assert left == "The heaviest sample takes 2.05 × the lightest"
+    assert left == "The heaviest sample takes 1.71 × the lightest"
     assert right == "A rank waits 22.6% of the step"
     squares = mosaic.locator(".telekit-chart").first.locator(".mark-rect path")
     assert squares.count() == 16
