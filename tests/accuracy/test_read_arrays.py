@@ -257,6 +257,17 @@ def test_a_broken_member_does_not_take_the_others_with_it(tmp_path):
             tensor.load()
 
 
+def test_an_archive_of_a_later_version_is_refused(tmp_path):
+    """zipfile raises a NotImplementedError, a RuntimeError, for a version that it does not know."""
+    np.savez(tmp_path / "a.npz", w=np.ones(2))
+    content = bytearray((tmp_path / "a.npz").read_bytes())
+    needed = content.index(b"PK\x01\x02") + 6
+    content[needed : needed + 2] = struct.pack("<H", 99)
+    (tmp_path / "a.npz").write_bytes(content)
+    with pytest.raises(InputError, match="version 9.9"):
+        tensors(tmp_path / "a.npz")
+
+
 def test_truncated_archives_are_refused(tmp_path):
     np.savez(tmp_path / "a.npz", a=np.arange(999.0))
     content = (tmp_path / "a.npz").read_bytes()

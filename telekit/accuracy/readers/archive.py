@@ -58,14 +58,8 @@ class Archive:
         try:
             with zipfile.ZipFile(path) as archive:
                 infos = archive.infolist()
-        except (
-            zipfile.BadZipFile,
-            OSError,
-            ValueError,
-            NotImplementedError,
-            IndexError,
-            struct.error,
-        ) as error:
+        except (zipfile.BadZipFile, OSError, ValueError, RuntimeError, IndexError, struct.error) as error:
+            # a RuntimeError: zipfile knows the directory's version or flags, but cannot read them
             raise bad("archive", path.name, f"cannot be read: {error}", source=str(path)) from None
         self.members = tuple(self._checked(infos, problems))
 
