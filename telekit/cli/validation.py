@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -27,7 +26,7 @@ def validate(
         board = scoreboard.scoreboard(group, tell)
         plain = board.to_dict()
     if write:
-        print(f"wrote {Path(scoreboard.write(board))}", file=sys.stderr)
+        print(f"wrote {scoreboard.write(board)}", file=sys.stderr)
 
     def text() -> None:
         if markdown:

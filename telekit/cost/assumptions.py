@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -33,17 +34,41 @@ ATTENTION = {
 }
 
 
-def _held_twice(job: Job) -> list[str]:
-    """Say how many parameters the stages hold together, where that is more than the model has."""
-    whole = job.layout.model_copy(update={"tp": 1, "cp": 1, "dp": 1, "ep": 1, "etp": 1})
-    held = stage_parameters(Site(job.model, job.cluster, job.train, whole), assign(job.model, whole))
-    over_stages, found = int(np.sum(held.dense + held.expert)), count(job.model)
-    logical = found.total + (found.mtp if job.train.mtp else 0)
-    if over_stages <= logical:
-        return []
-    twice = model_copies(whole.schedule) > 1
-    why = "a device holds two stages" if twice else "the last holds an input embedding too"
-    return [f"parameters: {logical:,} in the model, {over_stages:,} in the memory of all stages ({why})"]
+def assumptions(job: Job) -> tuple[str, ...]:
+    """Assumptions that this job's estimate rests on, most general first."""
+    return (
+        *_of_device(job),
+        LEFT_OUT,
+        *_of_layers(job.model, job.train.seq_len),
+        *_of_experts(job),
+        *_of_traffic(job),
+        *_of_the_step(job),
+        *_held_twice(job),
+        *notes(job.case),
+        *job.cluster.assumptions,
+    )
+
+
+def _of_device(job: Job) -> Iterator[str]:
+    """Say what a device reaches, keeps for itself, and waits for."""
+    device, kernels = job.cluster.device, job.cluster.device.kernels
+    yield (
+        f"large matrix products reach {device.gemm_efficiency:.0%} of peak on {device.name}, experts' grouped products "
+        f"{device.grouped_gemm_efficiency:.0%}, attention {device.attention_efficiency:.0%}; element-wise work "
+        f"{device.memory_efficiency:.0%} of memory bandwidth; smaller ones less, by their sizes"
+    )
+    yield ATTENTION[job.train.attention_kernel]
+    yield f"framework and collective buffers take {format_bytes(FRAMEWORK_BYTES)} on every device"
+    if kernels.host_launch_s and job.layout.cuda_graphs != "full":
+        yield (
+            f"the host issues an operator in {kernels.host_launch_s * 1e6:.0f} us, and no pass is quicker than that"
+        )
+    else:
+        yield "the host never keeps the device waiting"
+    yield (
+        f"devices differ by {kernels.jitter:.1%} (standard deviation), and all wait for the slowest of "
+        f"{job.cluster.devices:,}"
+    )
 
 
 def _of_layers(model: ModelConfig, seq_len: int) -> list[str]:
@@ -91,62 +116,66 @@ def _absorbed(specs: list[Any], seq_len: int) -> float:
     return 0.0
 
 
-def assumptions(job: Job) -> tuple[str, ...]:
-    """Assumptions that this job's estimate rests on, most general first."""
-    device, layout, train = job.cluster.device, job.layout, job.train
-    kernels = device.kernels
-    lines = [
-        f"large matrix products reach {device.gemm_efficiency:.0%} of peak on {device.name}, experts' grouped products "
-        f"{device.grouped_gemm_efficiency:.0%}, attention {device.attention_efficiency:.0%}; element-wise work "
-        f"{device.memory_efficiency:.0%} of memory bandwidth; smaller ones less, by their sizes",
-        ATTENTION[train.attention_kernel],
-        f"framework and collective buffers take {format_bytes(FRAMEWORK_BYTES)} on every device",
-        f"the host issues an operator in {kernels.host_launch_s * 1e6:.0f} us, and no pass is quicker than that"
-        if kernels.host_launch_s and layout.cuda_graphs != "full"
-        else "the host never keeps the device waiting",
-        f"devices differ by {kernels.jitter:.1%} (standard deviation), and all wait for the slowest of "
-        f"{job.cluster.devices:,}",
-        LEFT_OUT,
-        *_of_layers(job.model, train.seq_len),
-    ]
+def _of_experts(job: Job) -> Iterator[str]:
+    """Say how tokens are routed."""
     moe = job.model.moe
     if moe is not None:
         among = f" in at most {moe.group_limit} of {moe.groups} groups" if moe.group_limit else ""
-        lines.append(
+        yield (
             f"routing is dropless, a token visits any {moe.top_k} of {moe.num_experts} experts{among}; the busiest "
-            f"expert rank gets {layout.expert_imbalance:g} times the mean"
+            f"expert rank gets {job.layout.expert_imbalance:g} times the mean"
         )
-    if any(tier.devices and tier.devices > job.cluster.devices_per_node for tier in job.cluster.tiers):
-        lines.append("racks and supernodes are filled with as many nodes as keep groups of ranks whole")
+
+
+def _of_traffic(job: Job) -> Iterator[str]:
+    """Say how ranks stand on the cluster, and what traffic hides behind."""
+    cluster, layout = job.cluster, job.layout
+    if any(tier.devices and tier.devices > cluster.devices_per_node for tier in cluster.tiers):
+        yield "racks and supernodes are filled with as many nodes as keep groups of ranks whole"
+    longer = f"takes {cluster.device.kernels.overlap_share:.0%} longer"
     if layout.overlap_grad_reduce or layout.overlap_param_gather:
-        lines.append(
+        yield (
             "data-parallel traffic hides behind one micro-batch's pass of its stage, all but one bucket; computing "
-            f"gives up {kernels.overlap_share:.0%} of its rate meanwhile"
+            f"{longer} meanwhile"
         )
     if layout.schedule in BOTH_ENDS:
-        lines.append(
-            f"expert traffic hides behind computing, which gives up {kernels.overlap_share:.0%} of its rate to it "
-            "(20 of 132 units: DeepSeek-V3's H800 kernels; taken for every device)"
+        yield (
+            f"expert traffic hides behind computing, which {longer} for it (20/112: DeepSeek-V3's kernels take 20 of "
+            "an H800's 132 units; taken for every device)"
         )
     elif layout.overlap_moe_comm:
-        lines.append(
-            "expert traffic hides behind the computing of its own pass, which gives up "
-            f"{kernels.overlap_share:.0%} of its rate meanwhile"
-        )
+        yield f"expert traffic hides behind the computing of its own pass, which {longer} meanwhile"
+
+
+def _of_the_step(job: Job) -> Iterator[str]:
+    """Say what precision, schedule and ZeRO rest on."""
+    train, layout = job.train, job.layout
     if train.precision in LOW:
-        lines.append(
+        yield (
             f"{train.precision}: all matrix products but router and head, {CASTS[recipe_of(train)]:g} bytes moved to "
             "cast a number; attention, norms, and what experts send back are bf16"
         )
     if layout.schedule == "seqsmartvpp":
-        lines.append(
+        yield (
             "seqsmartvpp is timed as 1f1b, which it is where the sequence is not cut; `telekit pipeline` times "
             "pieces and chunks"
         )
     if layout.schedule not in SIMULATED:
-        lines.append(f"{layout.schedule}: time by its closed form, not by simulation")
+        yield f"{layout.schedule}: time by its closed form, not by simulation"
     if layout.schedule == "zb-v":
-        lines.append("zb-v: the closed form is exact for equal stages with F = B = W, else a lower bound")
+        yield "zb-v: the closed form is exact for equal stages with F = B = W, else a lower bound"
     if layout.zero == 3:
-        lines.append("ZeRO 3 gathers two layers' parameters at a time, and holds one layer's whole gradient")
-    return (*lines, *_held_twice(job), *notes(job.case), *job.cluster.assumptions)
+        yield "ZeRO 3 gathers two layers' parameters at a time, and holds one layer's whole gradient"
+
+
+def _held_twice(job: Job) -> list[str]:
+    """Say how many parameters the stages hold together, where that is more than the model has."""
+    whole = job.layout.model_copy(update={"tp": 1, "cp": 1, "dp": 1, "ep": 1, "etp": 1})
+    held = stage_parameters(Site(job.model, job.cluster, job.train, whole), assign(job.model, whole))
+    over_stages, found = int(np.sum(held.dense + held.expert)), count(job.model)
+    logical = found.total + (found.mtp if job.train.mtp else 0)
+    if over_stages <= logical:
+        return []
+    twice = model_copies(whole.schedule) > 1
+    why = "a device holds two stages" if twice else "the last holds an input embedding too"
+    return [f"parameters: {logical:,} in the model, {over_stages:,} in the memory of all stages ({why})"]

@@ -1,4 +1,4 @@
-"""Every constant that an estimate rests on: its value, where it comes from, and what it does to the answer."""
+"""Fitted and assumed constants of an estimate: the value, where it comes from, and what it does to the answer."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ EXPERT_LINKS = (
     "kernel_start_s", "low_latency_dispatch_s", "low_latency_combine_s", "combine_fill_tokens", "sm_row_s",
     "sm_bytes_per_s",
 )  # fmt: skip
+ASSUMED = "assumed for every device"
 DEEPEP = ("deepep", "hybridep")
 """Dispatchers whose kernels have constants of their own."""
 
@@ -94,9 +95,10 @@ Moved = tuple[str, float, Origin, ClusterConfig]
 
 
 def constants(job: Job) -> tuple[Constant, ...]:
-    """List the constants behind a job's estimate, those that matter most first; times by the pipeline's closed form.
+    """List the fitted and assumed constants of a job's estimate, those that matter most first.
 
-    Of measured curves only those that this job asks are listed, and of the code's constants those that it uses.
+    Times are by the pipeline's closed form. Of measured curves only those that this job asks are listed, and of the
+    code's constants those that it uses.
     """
     base = _answer(job, job.cluster)
     found = [
@@ -195,10 +197,7 @@ def _origin(record: Sourced | LinkTier, name: str) -> Origin:
     known = record.sources.get(name)
     if known is not None:
         return known.source, known.verified
-    return ("assumed for every device" if name in KERNELS else "as the record has it"), False
-
-
-ASSUMED = "assumed for every device"
+    return (ASSUMED if name in KERNELS else "as the record has it"), False
 
 
 def _of_code(job: Job) -> Iterator[tuple[str, float, Origin]]:

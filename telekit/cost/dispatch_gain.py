@@ -4,8 +4,8 @@ A study is a record of ``data/studies``: a job, two dispatchers, and inputs that
 range and where that comes from, written down before the answer was computed. Nothing here is fitted to the claim. What
 else it could hang on is held fixed, was listed afterwards, and is no part of the interval; what moving it does is said.
 
-Overlap, where it is on, is the cost model's: expert traffic hides behind the computing of its pass, which gives up part
-of its rate meanwhile, in both forms alike. So little is left to gain there, and gains are told with and without it.
+Overlap, where it is on, is the cost model's: expert traffic hides behind the computing of its pass, which takes
+longer meanwhile, in both forms alike. So little is left to gain there, and gains are told with and without it.
 """
 
 from __future__ import annotations
@@ -148,9 +148,6 @@ class Gain:
                 for it in self.moved
             ],
         }
-
-
-IN_LAYOUT = ("tp", "recompute", UNEVEN, OVERLAP, "ep", "etp", "pp", "micro_batch")
 
 
 def _steps(study: Study, dispatcher: str, imbalances: list[float], values: Mapping[str, Any]) -> Floats:

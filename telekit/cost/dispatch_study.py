@@ -18,7 +18,9 @@ UNEVEN, OVERLAP, FORM = "expert_imbalance", "overlap_moe_comm", "hierarchical"
 """Inputs of every study: the busiest expert rank over the mean, overlap of expert traffic, and the dispatcher."""
 IN_LAYOUT = ("tp", "recompute", UNEVEN, OVERLAP, "ep", "etp", "pp", "micro_batch")
 EXPERTS_OVER_GEMM = 0.87
-"""Grouped products beside plain ones, as in the records of devices (H800 rows of InferSim)."""
+"""Grouped products beside plain ones, as the study froze it (H800 rows of InferSim, as the 910B's record still has it).
+
+The records of A100 and Hopper say 0.91 since."""
 
 
 @dataclass(frozen=True)

@@ -156,12 +156,9 @@ def _passes(
         backward[key] = backward.get(key, 0.0) + np.maximum(once * item.backward_calls - cover_b, 0.0)
     issue_f, issue_b = (kernels.host_launch_s * count for count in issued)
     forward, backward = _overlapped(forward, site), _overlapped(backward, site)
-    return (
-        Pass(_with_host(forward, issue_f), 0.0, issue_f),
-        Pass(
-            _with_host(backward, issue_b), weight + 0.0 * backward["compute"], issue_b
-        ),  # in the layout's shape
-    )
+    weight = weight + 0.0 * backward["compute"]  # in the layout's shape
+    there = Pass(_with_host(forward, issue_f), 0.0, issue_f)
+    return there, Pass(_with_host(backward, issue_b), weight, issue_b)
 
 
 def _overlapped(times: dict[str, Any], site: Site) -> dict[str, Any]:

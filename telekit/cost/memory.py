@@ -145,7 +145,7 @@ def loss_bytes(site: Site, head: LayerCost) -> Any:
     tokens = np.minimum(x.tokens, held) if train.cross_entropy_fusion == "linear" else x.tokens
     width = now("LOGIT_BYTES", LOGIT_BYTES[train.cross_entropy_fusion]) * x.bytes / 2.0
     logits = width * tokens * float(site.model.vocab_size) / x.tp * (1.0 + modules)
-    stream = x.bytes * x.shard_tokens * x.hidden + 2.0 * saved.gathered_bytes(x)
+    stream = x.bytes * x.shard_tokens * x.hidden + 2.0 * x.gathered_bytes
     once = _head_gradient(site) if train.wgrad_buffers == "transient" else 0.0
     return logits + head.activation_bytes[0] + stream + once
 
@@ -166,12 +166,6 @@ def embedding_bytes(
         held = peak_held(site.layout.schedule, chunks, micro_batches)
         left = on_device(site, held, window) - on_device(site, held - left, window)
     return (_head_gradient(site) + x.bytes * x.shard_tokens * x.hidden - left) * at(stage, site.layout.pp)
-
-
-def dispatch_bytes(site: Site) -> Any:
-    """Bytes that experts' tokens take on their way, beside what is kept: the most of the model's layers."""
-    kinds = (saved.exchange_bytes(site.model, k, site.train, site.layout) for k in site.model.kinds)
-    return reduce(np.maximum, kinds)
 
 
 def weight_gradient_bytes(site: Site, assignment: Assignment) -> Any:
@@ -276,17 +270,21 @@ def memory_of(
         "framework": now("FRAMEWORK_BYTES", FRAMEWORK_BYTES) + zero,
     }
     embedding = embedding_bytes(here, assignment, chunks, micro_batches, window)
-    moments = _moments(here, assignment, costs, head, embedding)
+    _add_fullest(shared, _moments(here, assignment, costs, head, embedding), zero)
+    own = {"activations": _activations(site, chunks, micro_batches, which, window)}
+    _add_states(site, here, stage_parameters(here, assignment), shared, own, which)
+    return Memory(shared, own, which)
+
+
+def _add_fullest(shared: dict[str, Any], moments: list[tuple[str, Any, Any]], zero: Any) -> None:
+    """Add the fullest of the moments of each stage to its holders; the first of equal ones is the one."""
     fullest = reduce(np.maximum, (size + again for _, size, again in moments), zero)
-    left: Any = np.ones_like(fullest)  # the first of equal moments is the one
+    left: Any = np.ones_like(fullest)
     for name, size, again in moments:
         its = left * (size + again == fullest)
         shared[name] = shared[name] + its * size
         shared["recompute_workspace"] = shared["recompute_workspace"] + its * again
         left = left - its
-    own = {"activations": _activations(site, chunks, micro_batches, which, window)}
-    _add_states(site, here, stage_parameters(here, assignment), shared, own, which)
-    return Memory(shared, own, which)
 
 
 def _activations(site: Site, chunks: Any, micro_batches: Any, which: Any, window: Any) -> Any:
@@ -318,13 +316,6 @@ def _add_states(
                 at_rows(whole[name], which), at_rows(one.dense + one.expert, which) - mine
             )
         own[name] = mine + at_rows(shared.pop(name), which) if name in shared else mine
-
-
-def memory_bytes(
-    site: Site, assignment: Assignment, costs: list[LayerCost], head: LayerCost, micro_batches: Any
-) -> dict[str, Any]:
-    """Memory of each stage's device by holder (:func:`memory_of`); every value broadcasts to (..., stages)."""
-    return memory_of(site, assignment, costs, head, micro_batches).by_holder
 
 
 def allocated_bytes(memory: Mapping[str, Any]) -> Any:

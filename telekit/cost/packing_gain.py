@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -108,46 +106,6 @@ def telechat3_36b(seq_len: int = 8192) -> Job:
     layout = ParallelConfig(tp=8, pp=2, vpp=2, cp=factor, dp=128 // factor, schedule="interleaved-1f1b")
     train = TrainConfig(seq_len=seq_len, global_batch=TOKENS_OF_36B // seq_len)
     return Job(load_model("telechat3-36b"), load_cluster("telechat3-910b-2048"), train, layout)
-
-
-def when_it_matters(
-    lengths: LengthDistribution | Any,
-    seq_lens: Sequence[int] = (4096, 8192, 32768, 131072),
-    hidden_sizes: Sequence[int] = (2048, 8192),
-    dps: Sequence[int] = (8, 64),
-    pps: Sequence[int] = (1, 4),
-    micro_batches: int = 8,
-    policy: str = "balanced",
-    batches: int = 5,
-    seed: int = 0,
-    device: str = "h100",
-) -> list[dict[str, Any]]:
-    """Gain over sequence length, width, data-parallel ranks and stages, of dense models with Llama's proportions.
-
-    32 layers, heads of 128, feed-forward blocks of 8/3 of the width, no tensor or context parallelism, 1F1B; memory is
-    not asked for. Attention weighs as document length over width, so long documents and narrow models gain; more ranks
-    raise the slowest of them above the mean, more micro-batches a rank even it out.
-
-    Returns
-    -------
-    list of dict
-        ``seq_len``, ``hidden_size``, ``dp``, ``pp``, and of the policy ``speedup``, ``speedup_std``,
-        ``imbalance_before``, ``imbalance``, ``speedup_if_even``.
-    """
-    found = []
-    for hidden, seq_len, pp, dp in product(hidden_sizes, seq_lens, pps, dps):
-        layout = ParallelConfig(pp=pp, dp=dp)
-        train = TrainConfig(seq_len=seq_len, global_batch=dp * micro_batches)
-        cluster = load_cluster({"device": device, "devices": dp * pp})
-        job = Job(load_model(llama_like(32, hidden)), cluster, train, layout)
-        compared = packing_gain(job, lengths, policies=(policy,), batches=batches, seed=seed)
-        row = compared[policy].to_dict()
-        found.append(
-            {"seq_len": seq_len, "hidden_size": hidden, "dp": dp, "pp": pp}
-            | {name: row[name] for name in ("speedup", "speedup_std", "imbalance")}
-            | {name: compared.to_dict()[name] for name in ("imbalance_before", "speedup_if_even")}
-        )
-    return found
 
 
 def llama_like(

@@ -199,12 +199,12 @@ def _passes_of_stages(
     head: LayerCost,
     which: Any,
 ) -> Passes:
-    forward, backward, weight_s, issue_s = _stages(site, assignment, costs, embedding, head)
+    forward, backward, weight_s, issue_s = _stages(assignment, costs, embedding, head)
     return Passes(forward, backward, *_paired(site, forward, backward, weight_s, issue_s), which)
 
 
 def _stages(
-    site: Site, assignment: Assignment, costs: list[LayerCost], embedding: LayerCost, head: LayerCost
+    assignment: Assignment, costs: list[LayerCost], embedding: LayerCost, head: LayerCost
 ) -> tuple[dict[str, Any], dict[str, Any], Any, tuple[Any, ...]]:
     forward: dict[str, Any] = {}
     backward: dict[str, Any] = {}
@@ -289,13 +289,13 @@ def data_parallel_s(site: Site, held: Held, forward_s: Any, backward_s: Any, mic
     train, layout = site.train, site.layout
     grads = _shard_collective_s(site, held, float(BYTES[train.grad_dtype]), layout.zero)
     params = _shard_collective_s(site, held, float(train.parameter_bytes), None)
-    size = now("BUCKET_PARAMETERS", BUCKET_PARAMETERS)
-    bucket = np.minimum(size / np.maximum(held.dense + held.expert, 1.0), 1.0)
-    gather = _exposed(site, params, bucket, forward_s, layout.overlap_param_gather)
     if layout.zero == 3:  # parameters are gathered before each pass; the backward pass hides both kinds
         backward = _exposed(site, params + grads, 0.0, backward_s, layout.overlap_grad_reduce)
         gather = _exposed(site, params, 0.0, forward_s, layout.overlap_param_gather)
         return np.max(micro_batches * (gather + backward), axis=-1)
+    size = now("BUCKET_PARAMETERS", BUCKET_PARAMETERS)
+    bucket = np.minimum(size / np.maximum(held.dense + held.expert, 1.0), 1.0)
+    gather = _exposed(site, params, bucket, forward_s, layout.overlap_param_gather)
     calls = micro_batches if layout.zero == 2 else 1.0
     scatter = _exposed(site, grads, bucket, backward_s, layout.overlap_grad_reduce)
     return np.max(calls * scatter + (gather if layout.zero >= 1 else 0.0), axis=-1)

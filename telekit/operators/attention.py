@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from telekit.model.attention import CompressedAttention, GroupedQueryAttention, MultiHeadLatentAttention
 from telekit.model.attention_flops import indexer_flops, mixer_flops, scored_keys
 from telekit.model.tensors import Tensor
@@ -153,15 +151,10 @@ def latent(x: Shapes, spec: MultiHeadLatentAttention, found: Matrices) -> Iterat
         # both read the block's input, gathered whole for it where it is split
         yield x.product(found["indexer.k_proj"], whole_input=True, held=2.0)  # and its norm
         yield x.product(found["indexer.weights_proj"], whole_input=True)
-        yield from _indexer(x, spec, found, spec.indexer.top_k, _gathered(x))
+        yield from _indexer(x, spec, found, spec.indexer.top_k, x.gathered_bytes)
     read = spec.heads * (2.0 * qk_dim + spec.v_head_dim) / x.tp
     yield from _core_attention(x, spec, spec.v_head_dim, read)
     yield x.gemm("output_projection", x.tokens, spec.heads * spec.v_head_dim / x.tp, x.hidden)
-
-
-def _gathered(x: Shapes) -> Any:
-    """Bytes of a gathered copy of the block's input; none where each rank has all of it anyway."""
-    return np.where(np.asarray(x.shard_tokens < x.tokens), x.bytes * x.tokens * x.hidden, 0.0)
 
 
 def _indexer(

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from telekit.cluster.config import Device
 from telekit.cluster.kernels import Kernels
 from telekit.errors import InputError, Problem, bad
+from telekit.operators.attention import FLASH_BACKWARD
 from telekit.operators.efficiency import operator_times
 from telekit.operators.shapes import Operator, Product
 from telekit.training.config import TrainConfig
@@ -170,7 +171,7 @@ def _attention_row(row: Mapping[str, Any]) -> Operator:
     tokens, keys, heads, width = (float(row[name]) for name in ("tokens", "keys", "heads", "head_dim"))
     flops = 4.0 * tokens * keys / 2.0 * heads * width
     moved = 2.0 * tokens * width * (2.0 * heads + 2.0 * row.get("kv_heads", heads))
-    return Operator("row", "attention", (), flops, 2.5 * flops, moved, 3.0 * moved, keys=keys)
+    return Operator("row", "attention", (), flops, FLASH_BACKWARD * flops, moved, 3.0 * moved, keys=keys)
 
 
 def _row_s(device: Device, operator: Operator, dtype: str, backward: bool) -> float:

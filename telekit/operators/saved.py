@@ -104,13 +104,8 @@ def working_bytes(model: ModelConfig, kind: LayerKind, train: TrainConfig, layou
     largest: Any = reduce(np.maximum, (t.size_bytes for t in parts), 0.0 * x.tokens)
     if not isinstance(kind.mlp, FeedForward):
         return stream + largest
-    gathered = 2.0 * gathered_bytes(x) - x.bytes * x.tokens * kind.mlp.ffn_hidden_size / x.tp
+    gathered = 2.0 * x.gathered_bytes - x.bytes * x.tokens * kind.mlp.ffn_hidden_size / x.tp
     return stream + np.maximum(largest, gathered)
-
-
-def gathered_bytes(x: Shapes) -> Any:
-    """Bytes of the stream of all tensor ranks, where each holds its own part of the tokens; else 0."""
-    return np.where(np.asarray(x.shard_tokens < x.tokens), x.bytes * x.tokens * x.hidden, 0.0)
 
 
 def exchange_bytes(model: ModelConfig, kind: LayerKind, train: TrainConfig, layout: Any) -> Any:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from telekit.model.config import ModelConfig
 from telekit.model.tensors import Tensor
 from telekit.operators.coefficients import now
@@ -69,7 +71,8 @@ class Operator:
     keys : float or column
         Keys a query that attention's kernels work through at a stretch; 0: enough.
     launches : float or column
-        Operators that the host issues for the forward pass; the backward pass takes twice as many.
+        Operators that the host issues for the forward pass; the backward pass takes ``backward_launches`` times as
+        many (:class:`telekit.cluster.kernels.Kernels`, 1.5 unless a device says otherwise).
     """
 
     name: str
@@ -130,6 +133,12 @@ class Shapes:
             shard_tokens=tokens / layout.sequence_shards,
             seq_len=train.seq_len,
         )
+
+    @property
+    def gathered_bytes(self) -> Any:
+        """Bytes of the stream of all tensor ranks, where each holds its own part of the tokens; else 0."""
+        apart = np.asarray(self.shard_tokens < self.tokens)
+        return np.where(apart, self.bytes * self.tokens * self.hidden, 0.0)
 
     def gemm(
         self,

@@ -21,16 +21,18 @@ from telekit.cost.scaling_failures import (
     job_mtbf_s,
     young_interval_s,
 )
-from telekit.cost.scaling_run import HOUR_S, whole_run
+from telekit.cost.scaling_run import DAY_S, HOUR_S, whole_run
 from telekit.job import Job, load_job
 from telekit.model.utilization import flops_per_token
 from telekit.ui.tables import Table
+from telekit.units import gib
 from telekit.validation import report
-from telekit.validation.megascale import columns
+from telekit.validation.megascale import MEGATRON, columns, table
 from telekit.validation.readings import rows
 from telekit.validation.runs import PublishedRun, published_runs
+from telekit.validation.scoreboard import scoreboard_path
 
-MEGATRON, MEGASCALE = "Megatron-LM", "MegaScale"
+MEGASCALE = "MegaScale"
 DETECT_S, RECOVER_S = 600.0, 900.0
 """MegaScale's bounds: a fault is noticed within 10 minutes, training goes on within 15 more."""
 
@@ -77,7 +79,7 @@ def _of_runs(beginning: str, method: str) -> Curve:
 
 def table_rows(batch: int | None = None) -> tuple[Mapping[str, Any], ...]:
     """Rows of MegaScale's table, of one global batch or of both."""
-    return tuple(r for r in rows("scaling") if r["kind"] == "strong_scaling" and batch in (None, r["gbs"]))
+    return tuple(row for row in table() if batch in (None, row["gbs"]))
 
 
 def _of_table(batch: int) -> Curve:
@@ -178,7 +180,7 @@ def weak_table() -> Table:
 
 def scoreboard() -> dict[str, Any]:
     """Return the shipped scoreboard, as ``telekit validate --write`` stored it."""
-    found: dict[str, Any] = catalog.load(catalog.root() / "scoreboard.json")
+    found: dict[str, Any] = catalog.load(scoreboard_path())
     return found
 
 
@@ -253,7 +255,7 @@ def telechat_speeds() -> Table:
             found = estimate(telechat_job(row["name"], seq_len))
             published = row["samples_per_s_per_npu"] * seq_len
             ours = found.tokens_per_s_per_device or 0.0
-            fits = "yes" if found.fits else f"{found.peak_bytes / 2**30:.0f} GiB"
+            fits = "yes" if found.fits else f"{gib(found.peak_bytes):.0f} GiB"
             rates = (f"{published:,.0f}", f"{ours:,.0f}", f"{ours / published:.2f}")
             lines.append((row["name"], f"{row['n_gpus']:,}", f"{seq_len:,}", *rates, fits))
     head = ("model", "NPUs", "if a sample has", "published", "ours", "ours/publ.", "fits")
@@ -277,7 +279,7 @@ def slowest_table() -> Table:
 def llama_mtbf_s() -> float:
     """Mean time between unexpected interruptions of one H100, of Llama 3's 54 days on 16,384 of them."""
     row = next(r for r in rows("scaling") if r["id"] == "failures_llama_3")
-    return float(row["days"] * 86400 * row["n_gpus"] / row["unexpected"])
+    return float(row["days"] * DAY_S * row["n_gpus"] / row["unexpected"])
 
 
 def checkpoint_table() -> Table:

@@ -11,6 +11,7 @@ import numpy as np
 
 from telekit.ui import style
 from telekit.ui.charts import Tables
+from telekit.units import GIB
 
 FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "Megatron-LM": (
@@ -31,7 +32,7 @@ EDGE = 0.6
 """Errors beyond are drawn here."""
 UNITS = {
     "step_time": (1.0, "s", "step"),
-    "memory": (2.0**30, "GiB", "memory"),
+    "memory": (GIB, "GiB", "memory"),
     "kernel": (1e-3, "ms", "kernel"),
 }
 

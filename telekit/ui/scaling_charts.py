@@ -59,7 +59,7 @@ def scaled(width: int = 290, height: int = 250, what: str = "total") -> alt.TopL
     """
     total = what == "total"
     title = "tokens a second, all devices" if total else "speed of a device, or MFU"
-    scale = alt.Scale(type="log", nice=False, padding=12) if total else alt.Scale(zero=False, padding=12)
+    scale = _LOG if total else alt.Scale(zero=False, padding=12)
     y = alt.Y(
         f"{what}:Q", title=title, scale=scale, axis=alt.Axis(format="~s" if total else ".0%", tickCount=5)
     )
@@ -208,7 +208,7 @@ def interval_rows(
 
 
 def hours(width: int = 250, height: int = 230) -> alt.TopLevelMixin:
-    """Draw the device-hours of a run by what they go into; tables ``hours`` and ``published``."""
+    """Draw the device-hours of a run by what they go into; table ``hours``."""
     base = alt.Chart(alt.NamedData("hours")).encode(
         x=alt.X(
             "hours:Q",

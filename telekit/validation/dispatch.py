@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from telekit import catalog
 from telekit.cluster.config import load_cluster
 from telekit.comm.dispatch import Dispatch, dispatch
 from telekit.comm.expert_links import ExpertLinks, expert_links
 from telekit.comm.routing import Routing
+from telekit.operators.transfers import FP8_SCALED
+from telekit.validation.readings import rows
 
 DEVICES = {
     "H800": "h800",
@@ -33,8 +34,6 @@ NODES = 128
 """Nodes of the cluster that rows are computed on: more than any of them needs."""
 
 BF16_BYTES = 2.0
-EIGHT_BIT_BYTES = 1 + 4 / 128
-"""Bytes of a number in fp8 or int8 with a scale of four bytes for every 128."""
 
 ANY, GROUPS, BY_NODE = "any experts", "4 of 8 groups", "at most 4 nodes"
 """How tokens choose: all experts alike, as DeepSeek-V3's router, or as DeepEP's test between nodes."""
@@ -136,8 +135,7 @@ class GroupError:
 @cache
 def published() -> tuple[Mapping[str, Any], ...]:
     """Rows of dispatch and combine as they stand in ``data/measurements/communication.json``."""
-    found = catalog.load(catalog.root() / "measurements" / "communication.json")
-    return tuple(row for row in found if row["kind"] == "moe_a2a")
+    return tuple(row for row in rows("communication") if row["kind"] == "moe_a2a")
 
 
 def device_of(row: Mapping[str, Any]) -> str:
@@ -193,7 +191,7 @@ def dispatched(row: Mapping[str, Any], reading: Reading | None = None) -> Dispat
     """Dispatch and combine of a row as we price them, under a reading (None: the one that is used)."""
     used = reading or readings(row)[0]
     links = replace(_links(device_of(row)), sms=row.get("sms", 24))
-    number = BF16_BYTES if "implementation" in row else EIGHT_BIT_BYTES
+    number = BF16_BYTES if "implementation" in row else FP8_SCALED  # int8 has the same scales
     return dispatch(
         used.dispatcher, row["tokens"], row.get("hidden", 7168), number, BF16_BYTES, used.routing, row["ep"],
         links.domain, links,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -13,7 +12,7 @@ from telekit.operators.efficiency import operator_times
 from telekit.operators.fit import row_operator
 from telekit.training.config import TrainConfig
 from telekit.validation.readings import Row, cluster_of, rows
-from telekit.validation.runs import UnmappedRow
+from telekit.validation.runs import UnmappedRow, odd, origin
 
 MLA_HEADS, MLA_WIDTH = 128, (192 + 128) / 2
 """DeepSeek-V3's attention: heads, and the mean width of a key and a value."""
@@ -36,10 +35,12 @@ class KernelRow:
         Of the row; kind and device; the source.
     device : str
         Catalog name.
+    configuration : str
+        Key of the split: the shape.
     row : mapping
         What :func:`telekit.operators.fit.row_operator` reads, with ``time_s``.
     in_fit : bool
-        The first byte of the SHA-256 of source and shape is odd: constants may be fitted on it.
+        Constants may be fitted on it: each shape is a configuration (:func:`telekit.validation.runs.odd`).
     verified : bool
     """
 
@@ -47,6 +48,7 @@ class KernelRow:
     group: str
     source: str
     device: str
+    configuration: str
     row: Mapping[str, Any]
     in_fit: bool
     verified: bool
@@ -95,8 +97,8 @@ def _read() -> tuple[tuple[KernelRow, ...], tuple[UnmappedRow, ...]]:
 
 def _kernel(row: Row, group: str, device: str, part: Mapping[str, Any]) -> KernelRow:
     shape = " ".join(f"{k}={v}" for k, v in sorted(part.items()) if k != "time_s")
-    odd = hashlib.sha256(f"{row['source'].partition('@')[0]}\n{shape}".encode()).digest()[0] % 2 == 1
-    return KernelRow(row["id"], group, row["source"], device, part, odd and row["verified"], row["verified"])
+    in_fit = row["verified"] and odd(origin(row["source"]), shape)
+    return KernelRow(row["id"], group, row["source"], device, shape, part, in_fit, row["verified"])
 
 
 def _gemm(row: Row) -> list[dict[str, Any]]:

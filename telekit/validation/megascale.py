@@ -8,12 +8,11 @@ from typing import Any
 
 from telekit.model.config import ModelConfig
 from telekit.model.utilization import utilization
-from telekit.validation.readings import rows
+from telekit.validation.readings import Row, cluster_of, rows
 from telekit.validation.run_models import gpt
 
-PEAK_FLOPS_PER_S = 312e12
-"""A100, 16 bits, dense."""
-
+DEVICE = "a100-80gb"
+MEGATRON = "Megatron-LM"
 CONTRADICTS = 0.01
 """Share by which a PFLOP/s cell may miss MFU times peak times devices; rounding to 0.1 point moves it by 0.3 %."""
 
@@ -51,22 +50,35 @@ class ColumnRow:
         return abs(self.published_flops_per_s / self.flops_per_s - 1) > CONTRADICTS
 
 
+def open_rows() -> tuple[Row, ...]:
+    """Rows of the table in ``throughput.json``, which has half of them."""
+    return tuple(
+        row for row in rows("throughput") if row["id"].startswith("megascale_") and "aggregate_pflops" in row
+    )
+
+
+def table() -> tuple[Row, ...]:
+    """Every row of the table; Megatron-LM under that name."""
+    found = (
+        row | {"method": MEGATRON if row["method"] == "Megatron" else row["method"]} for row in open_rows()
+    )
+    return (*found, *(row for row in rows("scaling") if row["kind"] == "strong_scaling"))
+
+
 def column_rows() -> tuple[ColumnRow, ...]:
-    """Every open row of the table that has both columns."""
-    found = []
-    for row in rows("throughput"):
-        if not row["id"].startswith("megascale_") or "aggregate_pflops" not in row:
-            continue
-        model = gpt(row["hidden"], row["heads"], row["layers"], row["vocab"], row["seq_len"])
-        found.append(columns(row, model))
-    return tuple(found)
+    """Both columns of every open row."""
+    return tuple(
+        columns(row, gpt(row["hidden"], row["heads"], row["layers"], row["vocab"], row["seq_len"]))
+        for row in open_rows()
+    )
 
 
 def columns(row: Mapping[str, Any], model: ModelConfig) -> ColumnRow:
     """Compute both columns of one row again."""
+    peak = cluster_of(DEVICE, 8).device.peak("bf16")
     speed = row["tokens_per_s_k"] * 1e3 / row["n_gpus"]
-    mfu = utilization(model, row["seq_len"], speed, PEAK_FLOPS_PER_S, "megatron").mfu
-    total = row["mfu_pct"] / 100 * PEAK_FLOPS_PER_S * row["n_gpus"]
+    mfu = utilization(model, row["seq_len"], speed, peak, "megatron").mfu
+    total = row["mfu_pct"] / 100 * peak * row["n_gpus"]
     return ColumnRow(
         row["id"],
         row["method"],

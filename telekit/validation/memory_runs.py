@@ -8,11 +8,10 @@ from typing import Any
 
 from telekit.job import Job
 from telekit.model.huggingface import load_model
+from telekit.units import GIB, MIB
 from telekit.validation.readings import Reading, Row, degrees, job_of, rows
 from telekit.validation.run_models import gpt, llama, padded
-from telekit.validation.runs import UnmappedRow, published_runs
-
-MIB, GIB = 2.0**20, 2.0**30
+from telekit.validation.runs import PublishedRun, UnmappedRow, published_runs
 
 
 @dataclass(frozen=True)
@@ -101,18 +100,17 @@ def _runs(row: Row) -> MemoryRun | str:
 
 
 @cache
-def _jobs() -> dict[str, Job]:
-    return {run.id: run.job for run in published_runs()}
+def _steps() -> dict[str, PublishedRun]:
+    return {run.id: run for run in published_runs()}
 
 
 def _same_run(row: Row) -> MemoryRun | str:
     """Read the peak of a run whose speed is a row of throughput.json."""
-    name = row["id"].removeprefix("thr_mem_")
-    job = _jobs().get(name)
-    if job is None:
+    run = _steps().get(row["id"].removeprefix("thr_mem_"))
+    if run is None:
         return "its run's layout is in the linked file only"
-    group = "memory-simumax-b200" if name.startswith("simumax") else "memory-torchtitan"
-    return MemoryRun(row["id"], group, row["source"], job, row["peak_memory_GiB"] * GIB, row["verified"])
+    bytes_, group = float(row["peak_memory_GiB"] * GIB), f"memory-{run.group}"
+    return MemoryRun(row["id"], group, row["source"], run.job, bytes_, row["verified"])
 
 
 def _kwai(row: Row) -> MemoryRun:
@@ -139,7 +137,7 @@ def _dry_run(row: Row) -> MemoryRun:
     job = job_of(Reading(load_model("deepseek-v3"), "ascend-910b", train, layout, 0.0), row["n_devices"])
     notes = ("recompute and layers of the stages not stated: only the slope over EP is judged",)
     return MemoryRun(
-        row["id"], "memory-dry-run", row["source"], job, row["peak_MB"] * MIB, row["verified"], notes
+        row["id"], "memory-dry-run", row["source"], job, float(row["peak_MB"] * MIB), row["verified"], notes
     )
 
 
@@ -152,7 +150,7 @@ def _vocabulary(row: Row) -> MemoryRun | str:
     train["wgrad_buffers"] = "transient"
     job = job_of(Reading(model, "a100-80gb", train, degrees(row, zero=1), 0.0), row["n_gpus"])
     notes = ("GB taken as 2^30 bytes, as torch's numbers are mostly divided",)
-    bytes_ = row["peak_memory_GB"] * GIB
+    bytes_ = float(row["peak_memory_GB"] * GIB)
     return MemoryRun(row["id"], "memory-vocabulary", row["source"], job, bytes_, row["verified"], notes)
 
 

@@ -16,12 +16,12 @@ from numpy.typing import ArrayLike
 from telekit.cost.packing_gain import packing_gain, telechat3_36b
 from telekit.packing.policies import ORDERED
 from telekit.training.documents import distribution
+from telekit.validation.readings import rows
 from telekit.validation.wlb_llm import (
     BATCHES,
     configurations,
     mean_imbalance,
     mean_speedup,
-    rows,
     speedup_range,
 )
 
@@ -131,7 +131,7 @@ def packing_rows(batches: int = BATCHES) -> tuple[PublishedRow, ...]:
     batches : int
         Global batches that WLB-LLM's configurations are run for.
     """
-    by_id = {row["id"]: row for row in rows()}
+    by_id = {row["id"]: row for row in rows("packing")}
     found = [*_wlb(by_id, batches), *_hbp(by_id), *_flexsp(by_id), *_chunkflow(by_id)]
     named = {row.id for row in found}
     assert named == set(by_id), named ^ set(by_id)

@@ -12,7 +12,9 @@ from telekit.job import Job
 from telekit.layout.config import ParallelConfig
 from telekit.model.config import ModelConfig
 from telekit.model.flops import training_flops_per_token
+from telekit.model.utilization import flops_per_token
 from telekit.training.config import TrainConfig
+from telekit.units import GIB
 
 Row = dict[str, Any]
 
@@ -59,7 +61,7 @@ HUNDRED_GBIT_BYTES_PER_S = 12.5e9
 """Nodes of eight devices and 800 Gb/s: Kwai's and vTrain's."""
 
 SMALL_H100 = {
-    "name": "h100-96gb", "memory_bytes": 96 * 2**30, "memory_bandwidth_bytes_per_s": 2.4e12, "power_w": 500
+    "name": "h100-96gb", "memory_bytes": 96 * GIB, "memory_bandwidth_bytes_per_s": 2.4e12, "power_w": 500
 }  # fmt: skip
 """torchtitan's H100 with 96 GB of HBM2e and a cap of 500 W, which the peak does not know of."""
 
@@ -112,15 +114,11 @@ def step_of_tflops(row: Row, flops_per_sequence: float, tflops_per_gpu: float) -
     return float(row["gbs"] * flops_per_sequence / (row["n_gpus"] * tflops_per_gpu * 1e12))
 
 
-def megatron_flops(row: Row, passes: int = 3) -> float:
-    """FLOPs of a sequence as Narayanan et al. 2021 count them: all keys; ``passes`` 4 with full recompute.
-
-    Their equation 3 is for four passes: 96 s L h^2 (1 + s/6h + V/16Lh), whose last term is the head's three passes.
-    """
-    s, h, layers, vocab = row["seq_len"], row["hidden"], row["layers"], row["vocab"]
-    return float(24 * passes * s * layers * h**2 * (1 + s / (6 * h)) + 6 * s * h * vocab)
+def megatron_flops(model: ModelConfig, seq_len: int) -> float:
+    """FLOPs of a sequence as Narayanan et al. 2021 count them (equation 3): all keys, full recompute."""
+    return seq_len * flops_per_token(model, seq_len, "megatron", recompute="full")
 
 
-def causal_flops(model: ModelConfig, seq_len: int, mtp: bool = False) -> float:
+def causal_flops(model: ModelConfig, seq_len: int) -> float:
     """FLOPs of a sequence with causal attention's half and no recompute."""
-    return seq_len * training_flops_per_token(model, seq_len, include_mtp=mtp)
+    return seq_len * training_flops_per_token(model, seq_len)

@@ -141,12 +141,12 @@ def _run(row: Row, group: str) -> PublishedRun | UnmappedRow:
     if broken:
         return UnmappedRow(row["id"], group, "; ".join(f"{p.field} {p.value}: {p.rule}" for p in broken))
     return PublishedRun(
-        row["id"], group, _source(row["source"]), _configuration(row, read), job, read.step_s, False, row["verified"],
+        row["id"], group, origin(row["source"]), _configuration(row, read), job, read.step_s, False, row["verified"],
         read.notes,
     )  # fmt: skip
 
 
-def _source(text: str) -> str:
+def origin(text: str) -> str:
     """Repository or paper of a source, without the place in it."""
     return text.partition("@")[0] if text.startswith("github:") else " ".join(text.split()[:1])
 
@@ -176,11 +176,12 @@ def _split(found: list[PublishedRun]) -> tuple[PublishedRun, ...]:
             run,
             in_fit=run.verified
             and len(counts[run.group]) >= FEWEST_TO_SPLIT
-            and _odd(run.source, run.configuration),
+            and odd(run.source, run.configuration),
         )
         for run in found
     )
 
 
-def _odd(source: str, configuration: str) -> bool:
+def odd(source: str, configuration: str) -> bool:
+    """Whether the split lets constants be fitted on a configuration."""
     return hashlib.sha256(f"{source}\n{configuration}".encode()).digest()[0] % 2 == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from telekit.model.huggingface import load_model
 from telekit.validation.readings import (
     Reading,
     Row,
@@ -73,11 +74,10 @@ def sc21(row: Row) -> Reading:
         return _sc21_against_zero3(row)
     chunks = row["layers"] // (row["pp"] * row["vp"]) if row.get("vp") else 1
     layout = degrees(row | {"vp": chunks}, recompute="full", **OLD_LAYOUT)
-    step = step_of_tflops(row, megatron_flops(row, 4), row["hw_tflops_per_gpu"])
+    model = gpt_of(row)
+    step = step_of_tflops(row, megatron_flops(model, row["seq_len"]), row["hw_tflops_per_gpu"])
     train = {"seq_len": row["seq_len"], "global_batch": row["gbs"]} | OLD_TRAIN
-    return Reading(
-        gpt_of(row), "a100-80gb", train, layout, step, (OLD, "vp counts layers of a virtual stage")
-    )
+    return Reading(model, "a100-80gb", train, layout, step, (OLD, "vp counts layers of a virtual stage"))
 
 
 SC21_SHAPES = {174.6: (12288, 96, 96, 12), 529.6: (20480, 128, 105, 35)}
@@ -86,10 +86,9 @@ SC21_SHAPES = {174.6: (12288, 96, 96, 12), 529.6: (20480, 128, 105, 35)}
 
 def _sc21_against_zero3(row: Row) -> Reading:
     hidden, heads, layers, stages = SC21_SHAPES[row["params_B"]]
-    shape = {"hidden": hidden, "layers": layers}
-    step = step_of_tflops(row | shape, megatron_flops(row | shape, 4), row["hw_tflops_per_gpu"])
-    train = {"seq_len": row["seq_len"], "global_batch": row["gbs"]} | OLD_TRAIN
     model = gpt(hidden, heads, layers, row["vocab"], row["seq_len"])
+    step = step_of_tflops(row, megatron_flops(model, row["seq_len"]), row["hw_tflops_per_gpu"])
+    train = {"seq_len": row["seq_len"], "global_batch": row["gbs"]} | OLD_TRAIN
     if row["method"] == "ZeRO-3":
         layout = OLD_LAYOUT | {"zero": 3, "micro_batch": row["mbs"], "recompute": "full"}
         notes = ("DeepSpeed's ZeRO-3 without tensor parallelism; it did not fetch ahead then",)
@@ -148,7 +147,7 @@ def vtrain(row: Row) -> Reading:
 def llama3(row: Row) -> Reading:
     """Llama 3's table 4 (405B on 8,192 and 16,384 H100)."""
     layout = degrees(row, zero=1, vpp=8, schedule="interleaved-1f1b", recompute="none")
-    model = cut("llama-3.1-405b", 126)
+    model = load_model("llama-3.1-405b")
     train = {"seq_len": row["seq_len"], "global_batch": row["gbs"], "precision": "bf16"}
     train["wgrad_buffers"] = "transient"  # PyTorch's own products
     step = step_of_tflops(row, causal_flops(model, row["seq_len"]), row["model_tflops_per_gpu"])
@@ -220,10 +219,7 @@ def titan(row: Row) -> Reading | Unread:
     }  # fmt: skip
     step = step_of_rate(row, row["tokens_per_s_per_gpu"])
     notes = ("micro-batch 1 under 1F1B", "under a pipeline FSDP keeps parameters gathered through the step")
-    return Reading(cut(name, _LLAMA_LAYERS[name]), "h100-96gb", train, layout, step, notes)
-
-
-_LLAMA_LAYERS = {"llama-3.1-8b": 32, "llama-3.1-70b": 80, "llama-3.1-405b": 126}
+    return Reading(load_model(name), "h100-96gb", train, layout, step, notes)
 
 
 def megatron_lm(row: Row) -> Reading:
@@ -235,4 +231,4 @@ def megatron_lm(row: Row) -> Reading:
         "fp8_param_gather": True, "grad_dtype": "bf16", "cross_entropy_fusion": "native",
     }  # fmt: skip
     step = step_of_rate(row, row["tokens_per_s_per_gpu"])
-    return Reading(cut(name, _LLAMA_LAYERS[name]), "h100", train, layout, step, ("no recompute stated",))
+    return Reading(load_model(name), "h100", train, layout, step, ("no recompute stated",))

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from telekit.cost.constants import DEVICE
 from telekit.cost.estimate import Estimate, estimate
 from telekit.cost.interval import kind_of, likeness
 from telekit.cost.memory import allocated_bytes
@@ -102,11 +103,10 @@ def _peaks(name: str) -> Iterator[ScoredRow]:
 
 def _kernels(name: str) -> Iterator[ScoredRow]:
     for kernel in kernel_rows(name):
-        shape = str(sorted(kernel.row.items()))
         reason = likely_reason(name, (), None)
         yield ScoredRow(
-            kernel.id, name, "kernel", shape, None, kernel.row["time_s"], kernel.estimated_s(), kernel.in_fit,
-            kernel.verified, reason,
+            kernel.id, name, "kernel", kernel.configuration, None, kernel.row["time_s"], kernel.estimated_s(),
+            kernel.in_fit, kernel.verified, reason,
         )  # fmt: skip
 
 
@@ -144,25 +144,19 @@ def intervals(steps: Sequence[ScoredRow]) -> list[dict[str, Any]]:
 def constants(steps: Sequence[ScoredRow]) -> list[dict[str, Any]]:
     """List what of each device was measured, fitted or assumed, and on what."""
     devices = {row.job.cluster.device.name: row.job.cluster.device for row in steps if row.job is not None}
-    names = (
-        "gemm_efficiency",
-        "grouped_gemm_efficiency",
-        "attention_efficiency",
-        "memory_efficiency",
-        "kernels",
-    )
     found = []
     for name, device in sorted(devices.items()):
-        for field in names:
-            value = getattr(device, field)
-            origin = device.sources.get(field)
-            found.append(
-                {
-                    "device": name,
-                    "constant": field,
-                    "value": value if isinstance(value, float) else value.model_dump(mode="json"),
-                    "source": origin.source if origin else device.source,
-                    "verified": origin.verified if origin else device.verified,
-                }
-            )
+        kernels = device.kernels
+        for at, record, fields in (("", device, DEVICE), ("kernels.", kernels, kernels.sources)):
+            for field in fields:
+                origin = record.sources.get(field)
+                found.append(
+                    {
+                        "device": name,
+                        "constant": at + field,
+                        "value": getattr(record, field),
+                        "source": origin.source if origin else device.source,
+                        "verified": origin.verified if origin else device.verified,
+                    }
+                )
     return found

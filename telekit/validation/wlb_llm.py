@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from telekit import catalog
 from telekit.cluster.config import load_cluster
 from telekit.cost.packing_gain import llama_like, setting_of
 from telekit.job import Job
@@ -17,6 +16,7 @@ from telekit.model.huggingface import load_model
 from telekit.packing.wlb import CAP, LEVELS, SCHEMES, SchemeRun, compare
 from telekit.training.config import TrainConfig
 from telekit.training.documents import distribution
+from telekit.validation.readings import rows
 
 BATCHES = 60
 """Global batches that a configuration is run for."""
@@ -60,12 +60,6 @@ class WlbConfiguration:
         return self.runs[scheme].tokens_per_s / self.runs[over].tokens_per_s
 
 
-def rows() -> list[dict[str, Any]]:
-    """Every published row on packing, as it stands."""
-    found: list[dict[str, Any]] = catalog.load(catalog.root() / "measurements/packing.json")
-    return found
-
-
 def job_of(row: dict[str, Any]) -> Job:
     """Job of a published configuration: 1F1B, no recompute, a global batch of PP x DP sequences."""
     layout = ParallelConfig(**{name: row[name] for name in ("tp", "cp", "pp", "dp")})
@@ -89,7 +83,7 @@ def configurations(
     """
     documents = distribution("wlb-llm")
     found = []
-    for row in rows():
+    for row in rows("packing"):
         if row["kind"] == "config" and row["id"].startswith("wlb_"):
             setting = setting_of(job_of(row))
             needed = batches * setting.samples * setting.seq_len

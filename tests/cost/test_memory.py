@@ -318,14 +318,14 @@ def test_activations_peak_as_the_schedule_is_simulated(schedule, chunks):
 def test_no_placement_beats_what_is_set_aside():
     """The planner's least and most hold for the estimate of every split of two stages."""
     from telekit.cost.layers import end_costs, layer_cost
-    from telekit.cost.memory import memory_bytes, reserve
+    from telekit.cost.memory import memory_of, reserve
 
     model = load_model("deepseek-v2-lite")
     for first in (5, 13, 20):
         stages = ParallelConfig.model_validate({"pp": 2, "ep": 8, "dp": 8, "stages": [[first, 27 - first]]})
         here = site(model, stages, seq_len=4096, global_batch=64)
         costs, (_, head) = [layer_cost(k, here) for k in model.kinds], end_costs(here)
-        found = memory_bytes(here, assign(model, stages), costs, head, 8.0)
+        found = memory_of(here, assign(model, stages), costs, head, 8.0).by_holder
         aside = reserve(here, costs, (0, 2))
         moment = found["dispatch"][0] + found["recompute_workspace"][0] - aside.standing
         assert aside.moment[0] <= moment <= aside.moment[1]

@@ -8,6 +8,7 @@ from telekit.cost.scaling import PARTS, Point
 from telekit.cost.scaling_failures import Failures, effective_rate
 from telekit.cost.scaling_run import BEYOND, whole_run
 from telekit.errors import InputError
+from telekit.validation.megascale import table
 from telekit.validation.readings import rows
 from telekit.validation.runs import published_runs
 
@@ -41,9 +42,7 @@ def test_deepseek_v3s_hours_are_its_step_times_its_tokens():
     assert found.device_hours == pytest.approx(row["device_hours"], rel=0.002)
 
 
-@pytest.mark.parametrize(
-    "row", [r for r in rows("scaling") if r["kind"] == "strong_scaling"], ids=lambda r: r["id"]
-)
+@pytest.mark.parametrize("row", table(), ids=lambda r: r["id"])
 def test_megascales_days_follow_from_its_steps(row):
     tokens = row["gbs"] * row["seq_len"]
     found = whole_run(point(row["step_time_s"], row["n_gpus"], tokens), 300e9)

@@ -9,6 +9,8 @@ from telekit.errors import InputError
 from telekit.operators.efficiency import operator_times
 from telekit.operators.fit import constant, fit_constants, fit_rows, row_operator, with_constants
 from telekit.training.config import TrainConfig
+from telekit.validation.kernel_rows import READERS
+from telekit.validation.readings import rows
 
 H800 = load_cluster({"device": "h800", "devices": 8}).device
 NAMES = (
@@ -55,6 +57,18 @@ def test_published_kernels_of_h800():
     start = with_constants(H800, {"kernels.low_precision.fp8": 1.0, "kernels.launch_s": 4e-6})
     found = fit_rows(start, published("H800"), NAMES)
     assert len(found.errors) == 56 and found.mape < 0.08 and np.median(np.abs(found.errors)) < 0.06
+
+
+def test_keys_of_h20():
+    """The catalog's ``attention_half_keys``, 500, is from five rows of H20, taken as H800 with a peak of its own."""
+    found = [row for row in rows("op_efficiency") if row["kind"] == "attention_gqa"]
+    assert len(found) == 5 and {row["gpu"] for row in found} == {"H20"}
+    read = [part for row in found for part in READERS[row["kind"]](row)]
+    h20 = with_constants(H800, {"kernels.launch_s": 4e-6})
+    h20 = h20.model_copy(update={"peak_flops": h20.peak_flops | {"bf16": 148e12}})
+    fitted = fit_rows(h20, read, ("attention_efficiency", "kernels.attention_half_keys"))
+    assert fitted.constants["kernels.attention_half_keys"] == pytest.approx(529, rel=0.002)
+    assert fitted.mape < 0.008
 
 
 def test_what_cannot_be_fitted_is_named():

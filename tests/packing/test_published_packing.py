@@ -12,7 +12,8 @@ from telekit.validation.packing import (
     packing_rows,
     telechat3_36b_gains,
 )
-from telekit.validation.wlb_llm import configurations, mean_speedup, rows, speedup_range
+from telekit.validation.readings import rows
+from telekit.validation.wlb_llm import configurations, mean_speedup, speedup_range
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +22,7 @@ def found():
 
 
 def test_every_row_is_there(found):
-    assert {row.id for row in found} == {row["id"] for row in rows()}
+    assert {row.id for row in found} == {row["id"] for row in rows("packing")}
     for row in found:
         assert row.why
         assert row.to_dict()["error"] == row.error

@@ -7,7 +7,8 @@ from telekit.cost.packing_gain import setting_of
 from telekit.packing.context import split, triangle
 from telekit.packing.pack import concatenate
 from telekit.packing.wlb import OutlierDelay, compare, fixed_length
-from telekit.validation.wlb_llm import job_of, rows
+from telekit.validation.readings import rows
+from telekit.validation.wlb_llm import job_of
 
 
 def test_long_documents_wait_for_one_a_micro_batch():
@@ -31,7 +32,7 @@ def test_fixed_length_fills_every_sample_and_loses_nothing():
 
 
 def test_one_document_a_sample_takes_what_its_operators_do():
-    row = next(r for r in rows() if r["id"] == "wlb_cfg_7B_65536") | {"cp": 1, "n_gpus": 16}
+    row = next(r for r in rows("packing") if r["id"] == "wlb_cfg_7B_65536") | {"cp": 1, "n_gpus": 16}
     setting = setting_of(job_of(row))
     runs = compare(setting, 1, np.full(16, 65536), 2, cap=1.0)
     forward, backward = (
@@ -48,7 +49,7 @@ def test_one_document_a_sample_takes_what_its_operators_do():
 
 
 def test_context_ranks_wait_for_the_busiest():
-    row = next(r for r in rows() if r["id"] == "wlb_cfg_550M_65536")
+    row = next(r for r in rows("packing") if r["id"] == "wlb_cfg_550M_65536")
     setting = setting_of(job_of(row))
     mixed = np.tile([49152, 4096, 4096, 4096, 4096], 8)
     runs = compare(setting, 2, mixed, 1, levels=(2.0,), cap=1.0)
@@ -59,7 +60,7 @@ def test_context_ranks_wait_for_the_busiest():
 
 
 def test_waiting_documents_are_not_lost():
-    row = next(r for r in rows() if r["id"] == "wlb_cfg_7B_65536")
+    row = next(r for r in rows("packing") if r["id"] == "wlb_cfg_7B_65536")
     setting = setting_of(job_of(row))
     lengths = np.random.default_rng(1).integers(100, 40_000, 400)
     runs = compare(setting, 2, lengths, 20)

@@ -4,7 +4,7 @@ import pytest
 
 from telekit import catalog
 from telekit.validation.memory_runs import memory_runs
-from telekit.validation.scoreboard import group_names, score
+from telekit.validation.scoreboard import group_names, score, scoreboard_path
 from telekit.validation.scoring import scored
 
 # group, and the largest mean absolute error of its held-out rows that is let pass
@@ -29,7 +29,7 @@ RANKINGS = {"rank_vtrain_18p4b_256_1024": (0.72, 0.045), "rank_vtrain_175b_512_1
 
 @pytest.fixture(scope="module")
 def shipped():
-    return catalog.load(catalog.root() / "scoreboard.json")
+    return catalog.load(scoreboard_path())
 
 
 @pytest.mark.parametrize("name", BOUNDS)

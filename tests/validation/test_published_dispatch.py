@@ -10,10 +10,10 @@ from telekit.cluster.config import load_cluster
 from telekit.comm.dispatch import dispatch, logical_to_wire
 from telekit.comm.expert_links import expert_links
 from telekit.comm.routing import Routing
+from telekit.operators.transfers import FP8_SCALED
 from telekit.validation.dispatch import (
     ANY,
     BY_NODE,
-    EIGHT_BIT_BYTES,
     GROUPS,
     WHY,
     dispatch_rows,
@@ -196,7 +196,7 @@ def test_a_hidden_size_left_out_of_the_fit_is_predicted(hidden):
 
     def columns(some):
         there = np.array([r["op"] == "combine" for r in some], dtype=float)
-        width = np.array([r["hidden"] * (2 if r["op"] == "combine" else EIGHT_BIT_BYTES) for r in some])
+        width = np.array([r["hidden"] * (2 if r["op"] == "combine" else FP8_SCALED) for r in some])
         visits = np.array([readings(r)[0].routing.distinct_units(8) for r in some])
         rest = [np.array([float(r[k]) for r in some]) for k in ("tokens", "sms", "latency_us")]
         return there, width, visits, np.array(["B200" in r["gpu"] for r in some]), *rest

@@ -4,13 +4,14 @@ from pathlib import Path
 
 from telekit import catalog
 from telekit.validation import report
+from telekit.validation.scoreboard import scoreboard_path
 
 README = Path(__file__).parents[2] / "README.md"
 BEGIN, END = "<!-- scoreboard: telekit validate --markdown -->\n", "<!-- end of scoreboard -->"
 
 
 def shipped():
-    return catalog.load(catalog.root() / "scoreboard.json")
+    return catalog.load(scoreboard_path())
 
 
 def test_readme_has_the_table_of_the_shipped_scoreboard():

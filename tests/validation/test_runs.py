@@ -88,10 +88,10 @@ def test_recompute_counts_in_the_flops_of_sc21_alone():
     row = next(r for r in rows("throughput") if r["id"] == "sc21_t1_39p1b")
     s, h, layers, vocab = row["seq_len"], row["hidden"], row["layers"], row["vocab"]
     theirs = 96 * s * layers * h**2 * (1 + s / (6 * h) + vocab / (16 * layers * h))
-    assert megatron_flops(row, 4) == pytest.approx(theirs, rel=1e-12)
     model = gpt(h, row["heads"], layers, vocab, s)
-    ours = s * training_flops_per_token(model, s, attention="full")
-    assert megatron_flops(row) == pytest.approx(ours, rel=1e-12)
+    assert megatron_flops(model, s) == pytest.approx(theirs, rel=1e-12)
+    without = 72 * s * layers * h**2 * (1 + s / (6 * h) + vocab / (12 * layers * h))
+    assert s * training_flops_per_token(model, s, attention="full") == pytest.approx(without, rel=1e-12)
 
 
 def test_configurations_are_split_whole_and_small_groups_are_held_out():

@@ -15,7 +15,7 @@ from telekit.validation.megascale import column_rows
 from telekit.validation.planning import ranked, rankings, spearman
 from telekit.validation.reasons import likely_reason
 from telekit.validation.runs import published_runs
-from telekit.validation.scoreboard import group_names, score, scoreboard, write
+from telekit.validation.scoreboard import group_names, score, scoreboard, scoreboard_path, write
 from telekit.validation.scoring import FEWEST_FOR_INTERVAL, ScoredRow, constants, intervals, scored
 
 
@@ -100,8 +100,11 @@ def test_an_interval_scales_seconds():
 
 def test_constants_say_where_they_come_from():
     found = constants([scored_row(1, 1)])
-    assert {c["constant"] for c in found} >= {"gemm_efficiency", "kernels"}
+    assert {c["constant"] for c in found} >= {"gemm_efficiency", "kernels.launch_s"}
     assert all(c["source"] for c in found)
+    own = published_runs("korthikanti")[0].job.cluster.device.kernels.sources["launch_s"]
+    launch = next(c for c in found if c["constant"] == "kernels.launch_s")
+    assert (launch["source"], launch["verified"]) == (own.source, own.verified)
 
 
 def test_megascale_columns_are_ours():
@@ -165,7 +168,7 @@ def test_a_scoreboard_is_stored_and_read_again(tmp_path):
 
 
 def test_the_shipped_scoreboard_has_every_group():
-    shipped = catalog.load(catalog.root() / "scoreboard.json")
+    shipped = catalog.load(scoreboard_path())
     assert {group["name"] for group in shipped["groups"]} == set(group_names())
     assert {
         "split",
