@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from telekit.accuracy.causes.finding import Finding
 from telekit.accuracy.compared import PARAMETERS, PARAMETERS_GRAD, Compared
-from telekit.accuracy.comparing.judged import judge_arrays, judge_compared, result_of, special
+from telekit.accuracy.comparing.judged import judge_arrays, judge_compared, not_judged, result_of, special
 from telekit.accuracy.comparing.mapping import Mapping as NameMapping
 from telekit.accuracy.comparing.mapping import read_mapping
 from telekit.accuracy.comparing.names import Pair, is_gradient, pair_tensors, phase_of
@@ -24,6 +24,7 @@ from telekit.accuracy.measures.metrics import compare_arrays
 from telekit.accuracy.measures.summaries import NAMES, SummaryErrors, compare_summaries
 from telekit.accuracy.readers import NamedTensor, ReadProblem, Tensors, tensors
 from telekit.accuracy.standards import msprobe
+from telekit.accuracy.standards.depth import LAYERS
 from telekit.accuracy.standards.judge import standard as named_standard
 from telekit.accuracy.standards.profiles import Standard
 from telekit.accuracy.standards.verdict import ERROR, PASS, SKIP, WARNING, Verdict
@@ -31,6 +32,8 @@ from telekit.errors import InputError, bad
 
 Progress = Callable[[int, int, str], None]
 ALIGN = ("auto", "never")
+MOST_LAYERS = 1000
+"""A number in a name beyond this counts no layers; a bound that grows with them would say nothing."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +135,7 @@ def compare(
         work.notes += [h for h in paired.hints if h not in work.notes]
         pairs.append((side, _none_is_zero(paired.pairs)))
     cut = _padding([p for _, found in pairs for p in found], work.notes) if align == "auto" else {}
+    work.layers = _layers(p for _, found in pairs for p in found)
     for side, found in pairs:
         work.run(side, found, cut, sum(len(f) for _, f in pairs))
     verdicts = judge_compared(work.rows, chosen, work.done)
@@ -145,7 +149,7 @@ def compare(
     return Comparison(
         tuple(work.rows), verdicts, result_of(work.rows, verdicts, any(p.lost for p in problems)), first,
         problems, chosen.name, _mode(work.rows), t.source, g.source,
-        (*work.notes, *said), stacks,
+        (*work.notes, *not_judged(work.rows, verdicts), *said), stacks,
     )  # fmt: skip
 
 
@@ -172,6 +176,7 @@ class _Work:
         self.done: dict[int, Verdict] = {}
         self.notes: list[str] = []
         self.problems: list[ReadProblem] = []
+        self.layers = LAYERS
 
     def run(self, side: Side, pairs: Sequence[Pair], cut: dict[tuple[int, int], int], total: int) -> None:
         """Compare the pairs of one step and rank."""
@@ -222,7 +227,7 @@ class _Work:
         assert row.metrics is not None
         verdict = special(row, a, b, self.chosen)
         if verdict is None and self.chosen.name not in msprobe.OUTPUT_SHARE:
-            verdict = judge_arrays(a, b, row.metrics, self.chosen, _layer(row.name))
+            verdict = judge_arrays(a, b, row.metrics, self.chosen, _layer(row.name), self.layers)
         if verdict is not None:
             self.done[len(self.rows)] = verdict
         self.rows.append(row)
@@ -276,6 +281,12 @@ def _layer(name: str) -> int:
         if before in ("layers", "layer", "h", "blocks") and word.isdecimal():
             return int(word[:6])
     return 0
+
+
+def _layers(pairs: Iterable[Pair]) -> int:
+    """Return the highest layer that both sides have, and no fewer than the bound that grows with depth is made for."""
+    found = (_layer(golden.name) for target, golden, _ in pairs if target is not None and golden is not None)
+    return max([LAYERS, *(n for n in found if n <= MOST_LAYERS)])
 
 
 def _none_is_zero(pairs: Sequence[Pair]) -> list[Pair]:

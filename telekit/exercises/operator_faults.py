@@ -196,12 +196,7 @@ def judged(pair: Pair, name: str) -> Verdict:
     """Judge by a standard of the package, golden in fp32 where it looks at a dump; msprobe sees equal inputs."""
     wide = (pair.target.astype(np.float32), pair.golden.astype(np.float32))
     if name in msprobe.OUTPUT_SHARE:
-        equal = np.ones(2, np.float32)
-        rows = [
-            msprobe.Row(msprobe.INPUT, compare_arrays(equal, equal)),
-            msprobe.Row(msprobe.OUTPUT, compare_arrays(*wide)),
-        ]
-        return msprobe.judge_rows(rows, name)[1]
+        return msprobe.judge_output(compare_arrays(*wide), name)
     if name in ("msprobe-old", "depth-bound", "mindspore-coded"):
         return judge(*wide, name, dtype=pair.dtype)
     device = pair.device if name.startswith(("double", "ascend-dual")) else None

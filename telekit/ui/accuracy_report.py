@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from html import escape
 from math import isfinite
 from pathlib import Path
@@ -86,21 +85,32 @@ def _short(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def report_chart(rows: Sequence[dict[str, Any]]) -> alt.VConcatChart:
+def report_chart() -> alt.VConcatChart:
     """Draw error by graph order, and counts by operator; a brush on the first filters the second and the table.
 
-    The table ``rows`` is `report_rows`. A click on a result in the legend's bars keeps that result alone.
+    All read the dataset ``rows``, which is `report_rows` and whether each is bad. A click on a result in the legend's
+    bars keeps that result alone.
     """
-    colour = alt.Color("result:N", scale=style.scale(VERDICTS), legend=alt.Legend(title=None, orient="top"))
     brush = alt.selection_interval(name="brush", encodings=["x"])
     chosen = alt.selection_point(name="chosen", fields=["result"])
-    points = (
+    return alt.vconcat(
+        _points(brush, chosen), alt.hconcat(_results(brush, chosen), _operators(brush, chosen))
+    )
+
+
+def _colour() -> alt.Color:
+    return alt.Color("result:N", scale=style.scale(VERDICTS), legend=alt.Legend(title=None, orient="top"))
+
+
+def _points(brush: alt.Parameter, chosen: alt.Parameter) -> alt.Chart:
+    """Draw every row's error at its place."""
+    drawn: alt.Chart = (
         alt.Chart(alt.NamedData("rows"), description="Error of every tensor in the order of golden's graph")
         .mark_point(filled=True, size=40, opacity=0.8)
         .encode(
             x=alt.X("place:Q", title="place in golden's graph (drag to select)", scale=alt.Scale(zero=False)),
             y=alt.Y("drawn:Q", title="error", scale=alt.Scale(type="log"), axis=alt.Axis(format=".0e")),
-            color=colour,
+            color=_colour(),
             shape=alt.Shape(
                 "phase:N", scale=alt.Scale(domain=list(_SHAPES), range=list(_SHAPES.values())), legend=None
             ),
@@ -111,20 +121,30 @@ def report_chart(rows: Sequence[dict[str, Any]]) -> alt.VConcatChart:
         .add_params(brush)
         .properties(width=_WIDTH, height=240)
     )
-    results = (
+    return drawn
+
+
+def _results(brush: alt.Parameter, chosen: alt.Parameter) -> alt.Chart:
+    """Count the brushed rows by result; a click on a bar chooses."""
+    drawn: alt.Chart = (
         alt.Chart(alt.NamedData("rows"), description="Tensors by result")
         .mark_bar()
         .encode(
             x=alt.X("count():Q", title="tensors selected (click one to keep it)"),
             y=alt.Y("result:N", title=None, scale=alt.Scale(domain=list(VERDICTS))),
-            color=colour,
+            color=_colour(),
             opacity=alt.condition(chosen, alt.value(1), alt.value(0.3)),
         )
         .transform_filter(brush)
         .add_params(chosen)
         .properties(width=_WIDTH // 3, height=150)
     )
-    operators = (
+    return drawn
+
+
+def _operators(brush: alt.Parameter, chosen: alt.Parameter) -> alt.Chart:
+    """Count the brushed rows of the chosen results by operator, the worst twelve."""
+    drawn: alt.Chart = (
         alt.Chart(alt.NamedData("rows"), description="Tensors by operator and result")
         .transform_filter(brush)
         .transform_filter(chosen)
@@ -139,12 +159,12 @@ def report_chart(rows: Sequence[dict[str, Any]]) -> alt.VConcatChart:
             y=alt.Y(
                 "operator:N", title=None, sort=alt.EncodingSortField("isbad", op="sum", order="descending")
             ),
-            color=colour,
+            color=_colour(),
             tooltip=["operator:N", "result:N", "count():Q"],
         )
         .properties(width=_WIDTH // 2, height=150)
     )
-    return alt.vconcat(points, alt.hconcat(results, operators))
+    return drawn
 
 
 def write_report(comparison: Comparison, path: str | Path) -> Path:
@@ -158,7 +178,7 @@ def write_report(comparison: Comparison, path: str | Path) -> Path:
     import vl_convert
 
     rows = report_rows(comparison)
-    chart = style.dressed(report_chart(rows)) | {"config": style.config("light")}
+    chart = style.dressed(report_chart()) | {"config": style.config("light")}
     chart["datasets"] = plain({"rows": [r | {"isbad": int(r["result"] in (ERROR, WARNING))} for r in rows]})
     script = vl_convert.javascript_bundle((_HERE / "accuracy_report.js").read_text(encoding="utf-8"))
     page = (_HERE / "accuracy_report.html").read_text(encoding="utf-8")

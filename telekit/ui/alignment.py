@@ -206,7 +206,7 @@ def answer(trial: Trial, step: int | None = None) -> Finding:
     """Ask the locator: both steps (or one), losses and norms, and every rank's own tensors."""
     target, golden = target_run(trial), golden_run(trial)
     steps = None if step is None else [step]
-    rows = compare(dump(target, steps=steps), dump(golden, steps=steps)).rows
+    rows = compare(dump(target, steps=steps), dump(golden, steps=steps), locate=False).rows
     return locate(
         rows,
         losses=(target.losses, golden.losses),

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from telekit.accuracy.measures.metrics import compare_arrays
+from telekit.accuracy.measures.metrics import Metrics, compare_arrays
 from telekit.accuracy.measures.pairs import Array, Floats, format_of
 from telekit.accuracy.measures.summaries import checksum
 from telekit.accuracy.numerics.emulate import GOLDEN, Arithmetic, Precision
@@ -291,13 +291,13 @@ def side_by_side(length: int = 1024) -> Table:
 
 def _figures(name: str, target: object, golden: object) -> tuple[str, ...]:
     m = compare_arrays(target, golden)
+    return (name, m.status, *_shown(m, ".6g"), judge(m, standard="msprobe-old").result)
 
-    def said(value: float | None) -> str:
-        return "-" if value is None else f"{value:.6g}"
 
+def _shown(m: Metrics, form: str) -> tuple[str, ...]:
+    """Return cosine, norm ratio, MaxAbsErr, MaxRelErr and 1‰ share; a dash for what is not defined."""
     figures = (m.cosine, m.norm_ratio, m.max_abs_error, m.max_relative_error, m.one_thousandth_ratio)
-    old = judge(m, standard="msprobe-old").result
-    return (name, m.status, *(said(value) for value in figures), old)
+    return tuple("-" if value is None else format(value, form) for value in figures)
 
 
 def near_zero() -> tuple[Floats, Floats]:
@@ -383,9 +383,7 @@ def files_compared() -> Table:
     for i, row in enumerate(by["msprobe"].rows):
         m = row.metrics
         assert m is not None
-        figures = (m.cosine, m.norm_ratio, m.max_abs_error, m.max_relative_error)
-        shown = (f"{value:.4g}" for value in figures if value is not None)
-        rows.append((row.name, *shown, *(it.verdicts[i].result for it in by.values())))
+        rows.append((row.name, *_shown(m, ".4g")[:4], *(it.verdicts[i].result for it in by.values())))
     header = ("tensor", "cosine", "norm ratio", "MaxAbsErr", "MaxRelErr", *by)
     whole = ", ".join(f"{name}: {it.result}" for name, it in by.items())
     return Table(f"npu.npz beside gpu.npz; {whole}", header, tuple(rows))
@@ -393,10 +391,6 @@ def files_compared() -> Table:
 
 def suspects() -> Table:
     """Figures of the pairs whose faults a reader is to name."""
-    rows = []
-    for name, suspect in SUSPECTS.items():
-        m = suspect.pair.metrics
-        figures = (m.cosine, m.norm_ratio, m.max_abs_error, m.max_relative_error, m.one_thousandth_ratio)
-        rows.append((name, *(f"{value:.4g}" for value in figures if value is not None)))
+    rows = [(name, *_shown(suspect.pair.metrics, ".4g")) for name, suspect in SUSPECTS.items()]
     header = ("pair", "cosine", "norm ratio", "MaxAbsErr", "MaxRelErr", "1‰ share")
     return Table("64 x 64 results of size 1 in fp16, each beside its golden", header, tuple(rows))

@@ -9,9 +9,12 @@ import pytest
 from telekit.accuracy.causes import causes
 from telekit.accuracy.causes.case import Case
 from telekit.accuracy.compare import compare
+from telekit.accuracy.compared import PARTS, Compared
+from telekit.accuracy.comparing.judged import errors_in_order
 from telekit.accuracy.comparing.table import rows_of, write_csv
 from telekit.accuracy.locating import first_divergence
 from telekit.accuracy.readers import NamedTensor, Statistics, Tensors, tensors
+from telekit.accuracy.standards.verdict import Verdict
 from telekit.ui.accuracy_report import write_report
 
 RNG = np.random.default_rng(8)
@@ -247,6 +250,43 @@ def test_ranks_in_file_names_are_kept_apart(tmp_path):
     assert compare(tmp_path / "n", tmp_path / "n").result == "warning", "one of two is not compared"
 
 
+# ---- a standard that grows with depth, and what it refuses ----
+
+
+@pytest.mark.parametrize("layer", [0, 31, 32, 33, 40, 1000])
+def test_a_bound_by_depth_looks_at_every_layer(tmp_path, layer):
+    name = f"layers.{layer}.w"
+    np.savez(tmp_path / "t.npz", **{name: 100 * W, "norm.w": W})
+    np.savez(tmp_path / "g.npz", **{name: W, "norm.w": W})
+    found = compare(tmp_path / "t.npz", tmp_path / "g.npz", standard="depth-bound")
+    by_name = {row.name: v.result for row, v in zip(found.rows, found.verdicts, strict=True)}
+    assert by_name == {name: "error", "norm.w": "pass"} and found.result == "error"
+    assert not any("not judged" in n for n in found.notes)
+
+
+def test_a_model_of_32_layers_keeps_the_published_bound():
+    rows = [named(f"layers.{i}.w", W) for i in (0, 5, 32)]
+    found = compare(
+        Tensors("t", "dump", tuple(rows)), Tensors("g", "dump", tuple(rows)), standard="depth-bound"
+    )
+    powers = [int(v.parts[0].rule.split("1.03**")[1].split()[0]) for v in found.verdicts]
+    assert powers == [33, 28, 1]
+
+
+@pytest.mark.parametrize(("name", "array", "why"), [
+    ("layers.20000.w", W, "layer 20000: must be from 0 to 32"),
+    ("layers.3.count", np.arange(4), "dtype int64: not a known floating format"),
+])  # fmt: skip
+def test_what_a_standard_refuses_is_no_silent_pass(name, array, why):
+    sides = [
+        Tensors(x, "dump", (named(name, factor * array), named("w", W))) for x, factor in (("t", 3), ("g", 1))
+    ]
+    found = compare(*sides, standard="depth-bound")
+    assert [v.result for v in found.verdicts] == ["skip", "pass"]
+    (note,) = [n for n in found.notes if "not judged" in n]
+    assert note == f"1 of 2 rows not judged by depth-bound, the first {name}: {why}"
+
+
 # ---- the standard and rounding ----
 
 
@@ -264,6 +304,52 @@ def test_where_rounding_explains_all_a_note_names_the_limit():
     assert found.result == "error" and found.first_divergence is None
     (note,) = [n for n in found.notes if "rounding explains" in n]
     assert "msprobe-coded" in note and "depth-bound" in note and "bf16" in note
+
+
+def test_many_rows_within_rounding_are_loaded_a_few_times_each():
+    """The run's epsilon is sampled once, not for every row that misses the standard."""
+    count, loads = 60, []
+
+    def counted(i, factor):
+        array = (1000 * W * factor).astype(ml_dtypes.bfloat16)
+        return named(f"w{i:03}", array, loader=lambda: loads.append(i) or array)
+
+    found = both(*([counted(i, factor) for i in range(count)] for factor in (1.004, 1.0)))
+    assert found.result == "error" and found.first_divergence is None
+    assert [v.result for v in found.verdicts] == ["error"] * count
+    assert len(loads) <= 2 * count * 8
+
+
+def _first_error(rows, failing):
+    """The row to look at next, asked of all that still fail: what `errors_in_order` gives in one pass."""
+    dirty = set()
+    order = sorted(failing, key=lambda i: (rows[i].step or 0, rows[i].order))
+    for i in order:
+        key = (rows[i].step, rows[i].rank, rows[i].api)
+        if rows[i].part == "input" and rows[i].api:
+            dirty.add(key)
+        elif not rows[i].api or key not in dirty or rows[i].part in ("parameters", "parameters_grad"):
+            return i
+    return order[0] if order else None
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_errors_in_order_are_those_of_asking_again_after_each(seed):
+    random = np.random.default_rng(seed)
+    rows, verdicts = [], []
+    for i in range(30):
+        api, rank, step = random.choice(["", "a", "b", "c"]), int(random.integers(2)), int(random.integers(2))
+        part = str(random.choice(PARTS)) if api else str(random.choice(["", "input"]))
+        order = int(random.integers(30)) if not api else "abc".index(api) * 7
+        rows.append(Compared(f"x{i}", None, None, str(api), part, order=order, step=step or None, rank=rank))
+        verdicts.append(
+            Verdict(str(random.choice(["error", "pass", "warning"], p=[0.7, 0.2, 0.1])), (), "", "")
+        )
+    left, expected = [i for i, v in enumerate(verdicts) if v.result == "error"], []
+    while (place := _first_error(rows, left)) is not None:
+        left.remove(place)
+        expected.append(place)
+    assert list(errors_in_order(rows, verdicts)) == expected
 
 
 def test_gradients_of_parameters_are_inputs_as_in_msprobe():

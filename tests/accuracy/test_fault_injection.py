@@ -49,18 +49,14 @@ def sizes(config, layout):
 
 
 def look(target, golden, steps=None):
-    """Locate with all that a careful user has: dumps, losses, norms, each rank's own tensors, sizes, settings."""
-    c = golden.config
+    """Locate with all that a careful user has: dumps, losses, norms, each rank's own tensors, sizes."""
     return locate(
         comparing.compare(dump(target, steps=steps), dump(golden, steps=steps), locate=False).rows,
         losses=(target.curve, golden.curve),
         norms=(target.grad_norms, golden.grad_norms),
-        sizes=sizes(c, target.layout),
+        sizes=sizes(golden.config, target.layout),
         replicas=tuple(dump(target, merged=False, steps=steps)),
-        settings={
-            "lr": c.lr, "beta1": c.beta1, "beta2": c.beta2, "eps": c.adam_eps, "weight_decay": c.weight_decay,
-        },
-    )  # fmt: skip
+    )
 
 
 def answer(planted, precision, seed):

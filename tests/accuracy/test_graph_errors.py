@@ -41,6 +41,10 @@ def test_an_update_is_judged_by_its_own_size(pair):
     assert (found.phase, found.label) == ("optimizer", "output_layer.weight.parameter")
 
 
+def test_iterators_are_as_good_as_dumps(pair):
+    assert graph_errors(*map(iter, pair)) == graph_errors(*pair)
+
+
 def test_the_first_above_the_line_is_where_the_fault_is(pair):
     first = first_above(graph_errors(*pair), 10 * 2**-7)
     assert (first.label, first.phase, first.layer) == ("layers.0.mlp.linear_fc2", "forward", 0)

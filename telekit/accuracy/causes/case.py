@@ -15,7 +15,7 @@ from telekit.accuracy.measures.summaries import SummaryErrors
 from telekit.accuracy.readers.named import NamedTensor
 
 MAX_ELEMENTS = 1 << 24
-"""Larger tensors are looked at by their first so many elements' rows only where shape allows; else by statistics."""
+"""Larger tensors are not loaded: only their statistics are looked at."""
 _NEAR = 48
 
 
@@ -77,7 +77,7 @@ class Case:
 
     @property
     def same_shape(self) -> bool:
-        """Whether elements of both sides are there, in one shape, and finite."""
+        """Whether elements of both sides are there, some, and in one shape."""
         t, g = self.target, self.golden
         return t is not None and g is not None and t.shape == g.shape and t.size > 0
 
@@ -106,10 +106,10 @@ def case_of(
     parameters = [*node.parameters, *(r for r in node.before if r.part == "parameters")]
     outputs = [r for n in near if n is not node for r in (*n.inputs, *n.outputs)][-_NEAR:]
     own = [r for r in (*node.inputs, *node.outputs) if r is not row]
-    replicas = tuple(a for t in ranks.get((row.step, row.name), []) if (a := _loaded(t)) is not None)
+    replicas = tuple(a for t in ranks.get((row.step, row.name), []) if (a := loaded(t)) is not None)
     t, g = row.target, row.golden
     return Case(
-        _loaded(t), _loaded(g), row.name, node.base, node.phase, row.part, epsilon, inputs_error, dict(sizes),
+        loaded(t), loaded(g), row.name, node.base, node.phase, row.part, epsilon, inputs_error, dict(sizes),
         known_rows([*(r for r in own if r.part == "input"), *before]), known_rows(parameters),
         known_rows([*(r for r in own if r.part != "input"), *outputs]), replicas, row.summary,
         t.dtype if t is not None else "", g.dtype if g is not None else "",
@@ -117,7 +117,8 @@ def case_of(
     )  # fmt: skip
 
 
-def _loaded(tensor: NamedTensor | None) -> Floats | None:
+def loaded(tensor: NamedTensor | None) -> Floats | None:
+    """Load a tensor in float64; None where it has no elements, or more than ``MAX_ELEMENTS``."""
     if tensor is None or tensor.shape is None or int(np.prod(tensor.shape)) > MAX_ELEMENTS:
         return None
     return wide(tensor)
@@ -125,7 +126,7 @@ def _loaded(tensor: NamedTensor | None) -> Floats | None:
 
 def known_rows(rows: Sequence[Compared], said: str = "") -> tuple[Known, ...]:
     """Load both sides of rows, those whose golden has elements; ``said`` is added to their names."""
-    found = [Known(r.name + said, _loaded(r.target), _loaded(r.golden)) for r in rows]
+    found = [Known(r.name + said, loaded(r.target), loaded(r.golden)) for r in rows]
     return tuple(k for k in found if k.golden is not None)
 
 

@@ -12,11 +12,10 @@ from telekit.accuracy.causes.case import Case
 from telekit.accuracy.causes.finding import Cause
 from telekit.accuracy.compared import BACKWARD
 from telekit.accuracy.curves.ratios import constant_ratio, name_ratio
-from telekit.accuracy.graph.noise import representable
+from telekit.accuracy.graph.noise import COARSE, representable
 from telekit.accuracy.measures.pairs import FORMATS, Array, Floats
 
 _ATTENTION = ("attn", "attention", "softmax", "score")
-_TYPES = ("float8_e5m2", "float8_e4m3fn", "bfloat16", "float16", "float32")
 
 
 def taken_away(case: Case, hypothesis: Floats) -> float:
@@ -32,6 +31,13 @@ def taken_away(case: Case, hypothesis: Floats) -> float:
     if share > 0.2 and left > case.noise * _norm(t):
         return 0.0
     return max(0.0, 1.0 - share) if share < 0.5 else 0.0
+
+
+def agrees(value: Floats, golden: Floats, case: Case, times: float = 4.0, least: float = 1e-6) -> bool:
+    """Whether golden was reproduced within rounding: so many epsilons, or ``least`` where that is more."""
+    if value.shape != golden.shape:
+        return False
+    return _norm(value - golden) <= max(times * case.epsilon, least) * _norm(golden)
 
 
 def other_signs(case: Case) -> bool:
@@ -145,29 +151,28 @@ def ratio_causes(case: Case) -> Iterator[Cause]:
         return
     if t.size == 1 or np.count_nonzero(g) <= 1:
         share *= 0.5  # any single number is a multiple of another
-    c = fit.ratio
-    if c < 0:
-        yield Cause(kinds.SIGN, 0.97 * share, f"target is {c:.4g} times golden")
-        return
+    if fit.ratio < 0:
+        yield Cause(kinds.SIGN, 0.97 * share, f"target is {fit.ratio:.4g} times golden")
+    else:
+        yield from _factor(case, fit.ratio, fit.spread, share)
+
+
+def _factor(case: Case, c: float, spread: float, share: float) -> Iterator[Cause]:
+    """Say what a factor above 0 is: a group's size, a softmax's scale, or one that no size explains."""
     names = name_ratio(
-        c, case.sizes, quantity="gradient" if case.phase == BACKWARD else "value", spread=fit.spread
+        c, case.sizes, quantity="gradient" if case.phase == BACKWARD else "value", spread=spread
     )
     said = f": {names[0].text}" if names else ", a factor that no known size explains"
-    text = f"target is {c:.6g} times golden everywhere (spread {fit.spread:.2g}){said}"
+    text = f"target is {c:.6g} times golden everywhere (spread {spread:.2g}){said}"
     size = next(
         (n for n in names if n.what not in ("group", "tokens", "loss_scale") and n.confidence > 0.3), None
     )
-    words = case.words
     if case.phase == BACKWARD:
         yield Cause(kinds.GRADIENT_SCALING, 0.95 * share, text)
         if size is not None and c > 1:
             yield Cause(kinds.DOUBLE_REDUCTION, 0.6 * share, text)
         return
-    if (
-        any(w in words for w in ("softmax", "score", "attn", "attention"))
-        and _head_scale(c, case)
-        and size is None
-    ):
+    if any(w in case.words for w in _ATTENTION) and _head_scale(c, case) and size is None:
         yield Cause(
             kinds.SOFTMAX_SCALE, 0.85 * share, f"{text}; a power of a head's width is left out or added"
         )
@@ -285,7 +290,7 @@ def dtype_causes(case: Case) -> Iterator[Cause]:
     if a.size < 16 or not _norm(g) or np.unique(a).size < 8:
         return
     error = _norm(t - g) / _norm(g)
-    for name in _TYPES:
+    for name in COARSE:
         epsilon = FORMATS[name].epsilon
         if epsilon <= case.epsilon * 2:
             continue

@@ -13,7 +13,7 @@ import numpy as np
 
 from telekit.accuracy.causes import finding as kinds
 from telekit.accuracy.causes.case import Case, Known
-from telekit.accuracy.causes.cause_values import taken_away
+from telekit.accuracy.causes.cause_values import agrees, taken_away
 from telekit.accuracy.causes.finding import Cause
 from telekit.accuracy.causes.redo_attention import attention_causes, attention_gradient_causes
 from telekit.accuracy.causes.redo_rotary import rotary_causes
@@ -25,17 +25,8 @@ from telekit.accuracy.causes.redo_router import (
 )
 from telekit.accuracy.measures.pairs import Array, Floats
 
-_EPS = (0.0, 1e-12, 1e-8, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 _PIECES = 12
 _MOST_ONES = 1 << 26
-
-
-def agrees(value: Floats, golden: Floats, case: Case, times: float = 4.0) -> bool:
-    """Whether golden was reproduced within rounding."""
-    norm = float(np.linalg.norm(golden.ravel()))
-    if value.shape != golden.shape:
-        return False
-    return bool(float(np.linalg.norm((value - golden).ravel())) <= max(times * case.epsilon, 1e-6) * norm)
 
 
 def counts(case: Case) -> list[tuple[int, str]]:
@@ -208,8 +199,8 @@ def _inner(how: str, x: Known, size: int, n: int) -> Iterator[list[Array]]:
 
 def _norm(case: Case) -> Iterator[Cause]:
     """RMSNorm or LayerNorm with another eps, without its weight, or the one for the other."""
-    t, g = case.target, case.golden
-    assert t is not None and g is not None
+    g = case.golden
+    assert g is not None
     if case.phase != "forward":
         return
     weights = [k for k in case.parameters if k.golden is not None and k.golden.shape == g.shape[-1:]]
@@ -218,40 +209,48 @@ def _norm(case: Case) -> Iterator[Cause]:
             continue
         weight = np.ones(g.shape[-1]) if w is None or w.golden is None else w.golden
         for centred in (False, True):
-            found = _epsilon_of(x.golden, weight, g, centred)
-            if found is None or not agrees(_normed(x.golden, weight, found, centred), g, case):
+            eps = _epsilon_of(x.golden, weight, g, centred)
+            if eps is None or not agrees(_normed(x.golden, weight, eps, centred), g, case):
                 continue
             # from the target's own input, so that what the input is off by does not count
             own = x.golden if x.target is None or x.target.shape != g.shape else x.target
-            other = _epsilon_of(own, weight, t, centred)
-            what = "LayerNorm" if centred else "RMSNorm"
-            if other is not None:
-                norm = float(np.linalg.norm(t.ravel()))
-                whole, left = (
-                    float(np.linalg.norm((t - _normed(own, weight, e, centred)).ravel()))
-                    for e in (found, other)
-                )
-                share = 1 - left / whole if whole > 0.4 * case.epsilon * norm else 0.0
-                share = min(1.0, share + 0.4) if share > 0.4 else 0.0
-                if share > 0.8:
-                    yield Cause(
-                        kinds.NORM_EPSILON,
-                        0.96 * share,
-                        f"{what} with eps {other:.3g} gives the target, with {found:.3g} golden",
-                    )
-            for text, value in (
-                ("the other of RMSNorm and LayerNorm", _normed(x.golden, weight, found, not centred)),
-                (f"{what} with a weight of 1 + w", _normed(x.golden, 1 + weight, found, centred)),
-                (f"{what} without its weight", _normed(x.golden, np.ones_like(weight), found, centred)),
-            ):
-                share = taken_away(case, value)
-                if share > 0.8:
-                    yield Cause(
-                        kinds.CHANNEL_WEIGHT if "weight" in text else kinds.NORMALISATION,
-                        0.93 * share,
-                        f"{text} gives the target",
-                    )
+            yield from _other_epsilon(case, own, weight, eps, centred)
+            yield from _other_norm(case, x.golden, weight, eps, centred)
             return
+
+
+def _other_epsilon(case: Case, x: Floats, weight: Floats, eps: float, centred: bool) -> Iterator[Cause]:
+    """Try the eps that fits the target best."""
+    t = case.target
+    assert t is not None
+    other = _epsilon_of(x, weight, t, centred)
+    if other is None:
+        return
+    norm = float(np.linalg.norm(t.ravel()))
+    whole, left = (float(np.linalg.norm((t - _normed(x, weight, e, centred)).ravel())) for e in (eps, other))
+    share = 1 - left / whole if whole > 0.4 * case.epsilon * norm else 0.0
+    share = min(1.0, share + 0.4) if share > 0.4 else 0.0
+    if share > 0.8:
+        text = f"{_norm_name(centred)} with eps {other:.3g} gives the target, with {eps:.3g} golden"
+        yield Cause(kinds.NORM_EPSILON, 0.96 * share, text)
+
+
+def _other_norm(case: Case, x: Floats, weight: Floats, eps: float, centred: bool) -> Iterator[Cause]:
+    """Try the other norm, and the same one with its weight used otherwise."""
+    what = _norm_name(centred)
+    for text, value in (
+        ("the other of RMSNorm and LayerNorm", _normed(x, weight, eps, not centred)),
+        (f"{what} with a weight of 1 + w", _normed(x, 1 + weight, eps, centred)),
+        (f"{what} without its weight", _normed(x, np.ones_like(weight), eps, centred)),
+    ):
+        share = taken_away(case, value)
+        if share > 0.8:
+            kind = kinds.CHANNEL_WEIGHT if "weight" in text else kinds.NORMALISATION
+            yield Cause(kind, 0.93 * share, f"{text} gives the target")
+
+
+def _norm_name(centred: bool) -> str:
+    return "LayerNorm" if centred else "RMSNorm"
 
 
 def _normed(x: Floats, weight: Floats, eps: float, centred: bool) -> Floats:
@@ -277,8 +276,8 @@ def _epsilon_of(x: Floats, weight: Floats, out: Floats, centred: bool) -> float 
 
 def _gated(case: Case) -> Iterator[Cause]:
     """SwiGLU with its halves the wrong way round, joined by shards, or with another activation."""
-    t, g = case.target, case.golden
-    assert t is not None and g is not None
+    g = case.golden
+    assert g is not None
     for x in case.inputs:
         if (
             case.phase != "forward"
@@ -288,38 +287,39 @@ def _gated(case: Case) -> Iterator[Cause]:
         ):
             continue
         a, b = np.split(x.golden, 2, axis=-1)
-        acts = {name: act(a) for name, act in _ACTIVATIONS.items()}
-        used = next((n for n, v in acts.items() if agrees(v * b, g, case)), None)
+        used = next((name for name, act in _ACTIVATIONS.items() if agrees(act(a) * b, g, case)), None)
         if used is None:
             continue
-        swapped = _ACTIVATIONS[used]
-        tries = [(f"{n} instead of {used}", v * b, kinds.ACTIVATION) for n, v in acts.items() if n != used]
-        tries += [
-            ("gate and up are taken the wrong way round", a * swapped(b), kinds.PERMUTATION),
-            ("the sigmoid is not multiplied by its argument", b / (1 + np.exp(-a)), kinds.ACTIVATION),
-            ("the activation is left out of the gate", a * b, kinds.ACTIVATION),
-            ("the gate is left out", b, kinds.ACTIVATION),
-            ("up is left out", swapped(a), kinds.ACTIVATION),
-        ]
-        even, odd = x.golden[..., 0::2], x.golden[..., 1::2]
-        tries.append(("gate and up are read interleaved", swapped(even) * odd, kinds.PERMUTATION))
-        for n, name in counts(case):
-            if g.shape[-1] % n:
-                continue
-            parts = [np.split(p, 2, axis=-1) for p in np.split(x.golden, n, axis=-1)]
-            value = np.concatenate([swapped(p) * q for p, q in parts], axis=-1)
-            tries.append(
-                (
-                    f"gate and up are split inside each of {n} shards {name}: re-sharded without interleaving",
-                    value,
-                    kinds.PERMUTATION,
-                )
-            )
-        for text, value, kind in tries:
+        for kind, text, value in (*_other_gates(used, a, b), *_other_halves(used, x.golden, case)):
             share = taken_away(case, value)
             if share > 0.8:
                 yield Cause(kind, 0.95 * share, f"SwiGLU done again: {text}")
         return
+
+
+def _other_gates(used: str, a: Floats, b: Floats) -> Iterator[tuple[str, str, Floats]]:
+    """SwiGLU of gate and up with another activation, or with something left out: kind, what, value."""
+    act = _ACTIVATIONS[used]
+    for name, other in _ACTIVATIONS.items():
+        if name != used:
+            yield kinds.ACTIVATION, f"{name} instead of {used}", other(a) * b
+    yield kinds.PERMUTATION, "gate and up are taken the wrong way round", a * act(b)
+    yield kinds.ACTIVATION, "the sigmoid is not multiplied by its argument", b / (1 + np.exp(-a))
+    yield kinds.ACTIVATION, "the activation is left out of the gate", a * b
+    yield kinds.ACTIVATION, "the gate is left out", b
+    yield kinds.ACTIVATION, "up is left out", act(a)
+
+
+def _other_halves(used: str, x: Floats, case: Case) -> Iterator[tuple[str, str, Floats]]:
+    """SwiGLU with gate and up found elsewhere in its input: kind, what, value."""
+    act = _ACTIVATIONS[used]
+    yield kinds.PERMUTATION, "gate and up are read interleaved", act(x[..., 0::2]) * x[..., 1::2]
+    for n, name in counts(case):
+        if x.shape[-1] % (2 * n):
+            continue
+        parts = [np.split(p, 2, axis=-1) for p in np.split(x, n, axis=-1)]
+        text = f"gate and up are split inside each of {n} shards {name}: re-sharded without interleaving"
+        yield kinds.PERMUTATION, text, np.concatenate([act(p) * q for p, q in parts], axis=-1)
 
 
 def _silu(x: Floats) -> Floats:

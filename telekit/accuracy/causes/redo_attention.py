@@ -9,7 +9,7 @@ import numpy as np
 
 from telekit.accuracy.causes import finding as kinds
 from telekit.accuracy.causes.case import Case
-from telekit.accuracy.causes.cause_values import taken_away
+from telekit.accuracy.causes.cause_values import agrees, taken_away
 from telekit.accuracy.causes.finding import Cause
 from telekit.accuracy.measures.pairs import Array, Floats
 
@@ -70,11 +70,7 @@ def _base(q: Floats, k: Floats, v: Floats, order: tuple[int, ...], case: Case) -
     assert g is not None
     for name, mask in _masks(q.shape[2]).items():
         value = _shaped(_attend(q, k, v, q.shape[-1] ** -0.5, mask), order, g)
-        norm = float(np.linalg.norm(g.ravel()))
-        if (
-            value.shape == g.shape
-            and float(np.linalg.norm((value - g).ravel())) <= max(6 * case.epsilon, 1e-5) * norm
-        ):
+        if agrees(value, g, case, 6.0, 1e-5):
             return name, mask
     return None
 
@@ -84,19 +80,9 @@ def _varied(
 ) -> Iterator[Cause]:
     g = case.golden
     assert g is not None
-    n, d = q.shape[2], q.shape[-1]
+    d = q.shape[-1]
     name, mask = base
-    i, j = np.arange(n)[:, None], np.arange(n)[None, :]
-    masks = {
-        "no mask": np.ones((n, n), bool), "a causal mask": j <= i, "a mask that hides the token itself": j < i,
-        "a mask that shows one token of the future": j <= i + 1, "the mask with the opposite meaning": j > i,
-        "a mask of the future and itself": j >= i,
-    }  # fmt: skip
-    for how, owner in _owners(n, case):
-        masks[f"attention only inside each of {how}"] = mask & (owner[:, None] == owner[None, :])
-    for width in range(1, min(n, 64)):
-        masks[f"a window of {width}"] = mask & (i - j < width)
-    for text, other in masks.items():
+    for text, other in _other_masks(mask, case).items():
         if np.array_equal(other, mask):
             continue
         share = taken_away(case, _shaped(_attend(q, k, v, d**-0.5, other), order, g))
@@ -124,6 +110,22 @@ def _varied(
                 0.95 * share,
                 "attention done again with key and value heads tiled, not repeated, gives the target",
             )
+
+
+def _other_masks(mask: Array, case: Case) -> dict[str, Array]:
+    """Masks that may have been taken instead, by what they are."""
+    n = len(mask)
+    i, j = np.arange(n)[:, None], np.arange(n)[None, :]
+    masks = {
+        "no mask": np.ones((n, n), bool), "a causal mask": j <= i, "a mask that hides the token itself": j < i,
+        "a mask that shows one token of the future": j <= i + 1, "the mask with the opposite meaning": j > i,
+        "a mask of the future and itself": j >= i,
+    }  # fmt: skip
+    for how, owner in _owners(n, case):
+        masks[f"attention only inside each of {how}"] = mask & (owner[:, None] == owner[None, :])
+    for width in range(1, min(n, 64)):
+        masks[f"a window of {width}"] = mask & (i - j < width)
+    return masks
 
 
 def _owners(n: int, case: Case) -> Iterator[tuple[str, Array]]:
@@ -208,12 +210,9 @@ def _gradient_of(tensors: list[Floats], order: tuple[int, ...], case: Case) -> i
     """Which of the three golden is; None where it is none of them."""
     g = case.golden
     assert g is not None
-    n, norm = tensors[0].shape[2], float(np.linalg.norm(g.ravel()))
+    n = tensors[0].shape[2]
     for which, value in enumerate(_gradients(tensors, np.ones((n, n), bool))):
-        found = value.transpose(np.argsort(order))
-        if found.shape == g.shape and float(np.linalg.norm((found - g).ravel())) <= norm * max(
-            6 * case.epsilon, 1e-5
-        ):
+        if agrees(value.transpose(np.argsort(order)), g, case, 6.0, 1e-5):
             return which
     return None
 

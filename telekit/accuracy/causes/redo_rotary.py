@@ -50,8 +50,7 @@ def rotary_causes(case: Case) -> Iterator[Cause]:
         if left > max(0.1 * error, min(2 * case.noise, 0.4 * error)) or error < 4 * case.epsilon:
             continue
         turn = np.angle((x + 1j * y) * np.conj(a + 1j * b))
-        weight = golden
-        known = _turned_by(turn, weight)
+        known = _turned_by(turn)
         sure = 0.93 if any(n in case.words for n in ("rot", "rope", "pos")) or known else 0.6
         yield Cause(
             kinds.ROTARY,
@@ -69,7 +68,7 @@ def _may_turn(case: Case) -> bool:
     return not any(word in path for word in _NO_TURN)
 
 
-def _turned_by(turn: Floats, weight: Floats) -> str:
+def _turned_by(turn: Floats) -> str:
     """Say how the extra angle goes with the position (axis of most spread): constant is an offset."""
     if turn.ndim < 3:
         return ""

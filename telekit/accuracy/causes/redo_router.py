@@ -9,7 +9,7 @@ import numpy as np
 
 from telekit.accuracy.causes import finding as kinds
 from telekit.accuracy.causes.case import Case
-from telekit.accuracy.causes.cause_values import taken_away
+from telekit.accuracy.causes.cause_values import agrees, taken_away
 from telekit.accuracy.causes.finding import Cause
 from telekit.accuracy.measures.pairs import Array, Floats
 
@@ -35,7 +35,7 @@ def router_causes(case: Case) -> Iterator[Cause]:
             continue
         width = scores.shape[1] if dense else 0
         made = {name: _shaped(value, width) for name, value in _rules(scores, k).items()}
-        used = next((n for n, v in made.items() if v.shape == rows.shape and _close(v, rows, case)), None)
+        used = next((n for n, v in made.items() if agrees(v, rows, case, 6.0, 1e-5)), None)
         if used is None:
             continue
         more = {
@@ -144,11 +144,6 @@ def _expert_numbers(array: Floats, experts: int) -> bool:
         return False
     ordered = np.sort(array, axis=1)
     return array.shape[1] < experts and bool((np.diff(ordered, axis=1) > 0).all())
-
-
-def _close(value: Floats, rows: Floats, case: Case) -> bool:
-    norm = float(np.linalg.norm(rows))
-    return float(np.linalg.norm(value - rows)) <= max(6 * case.epsilon, 1e-5) * norm
 
 
 def _softmax(x: Floats) -> Floats:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
+from telekit.accuracy.checks.determinism import same_set
 from telekit.accuracy.compared import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, Compared
 from telekit.accuracy.comparing.names import read_call
-from telekit.accuracy.measures.metrics import COMPARED, Metrics, compare_arrays
+from telekit.accuracy.measures.metrics import COMPARED, Metrics
 from telekit.accuracy.measures.pairs import ACCEPTED_TOGETHER
-from telekit.accuracy.measures.summaries import compare_summaries
 from telekit.accuracy.readers.named import NamedTensor
 from telekit.accuracy.standards import msprobe
 from telekit.accuracy.standards.judge import judge
@@ -32,10 +30,6 @@ from telekit.errors import InputError
 
 SCALE = 0.05
 """How far the ratio of two norms may be from 1 where the directions agree; telekit's own rule."""
-_ONES = {"Max": 1.0, "Min": 1.0, "Mean": 1.0, "Norm": 1.0}
-_EQUAL_INPUT = msprobe.Row(
-    msprobe.INPUT, compare_arrays([1.0, 2.0], [1.0, 2.0]), compare_summaries(_ONES, _ONES)
-)
 _NOT_ZERO = Part(
     "zero", None, "zero as golden is while the inputs agree", ERROR, "golden is all zeros, target is not"
 )
@@ -43,6 +37,7 @@ DROPOUT, TOP_K = "dropout", "topk"
 # msprobe counts as an output what has .output. in its name: gradients of parameters stand with the inputs
 _ROLES = {INPUT: msprobe.INPUT, PARAMETERS: msprobe.PARAMETER, PARAMETERS_GRAD: msprobe.PARAMETER}
 UNREAD = "cannot be read"
+_REFUSED = "standard"
 NEAR_ZERO = 1e-3
 """What may stand where golden is all zeros: msprobe's limit of the largest error."""
 SCALAR = 0.01
@@ -86,7 +81,7 @@ def _operator(rows: Sequence[Compared], chosen: Standard) -> list[Verdict]:
         return [_plain(rows[0], chosen)]
     known = [_row(r) for r in rows]
     if all(r.role == msprobe.OUTPUT for r in known):  # msprobe takes inputs that were not dumped as equal
-        known.append(_EQUAL_INPUT)
+        known.append(msprobe.EQUAL_INPUT)
     judged = msprobe.judge_rows(known, chosen.name, operator_of(api))[: len(rows)]
     exempt = operator_of(api) in msprobe.ALL_RULES_SKIPPED
     if exempt:
@@ -232,19 +227,35 @@ def _alone(row: Compared, chosen: Standard) -> Verdict:
     return conclude(parts, chosen.name, chosen.source)
 
 
-def judge_arrays(target: Any, golden: Any, metrics: Metrics, chosen: Standard, layer: int) -> Verdict:
+def judge_arrays(
+    target: Any, golden: Any, metrics: Metrics, chosen: Standard, layer: int, layers: int
+) -> Verdict:
     """Judge a pair while its elements are at hand, by a standard that looks at one pair.
 
-    What a standard has no row for (a type) is a skipped part, not an error.
+    What a standard has no row for (a type) is a skipped part, not an error; `not_judged` says so of all of them.
     """
     try:
         if chosen.needs == "metrics":
-            return judge(metrics, standard=chosen.name, layer=layer)
-        return judge(target, golden, chosen.name, layer=layer)
+            return judge(metrics, standard=chosen.name, layer=layer, layers=layers)
+        return judge(target, golden, chosen.name, layer=layer, layers=layers)
     except InputError as error:
         reason = error.problems[0]
-        part = skipped("standard", "", f"{reason.field} {reason.value}: {reason.rule}")
+        part = skipped(_REFUSED, "", f"{reason.field} {reason.value}: {reason.rule}")
         return conclude([part], chosen.name, chosen.source)
+
+
+def not_judged(rows: Sequence[Compared], verdicts: Sequence[Verdict]) -> list[str]:
+    """Say in one note which rows the standard refused, so that no overall pass hides them."""
+    found = [
+        (row.name, v.standard, p.note)
+        for row, v in zip(rows, verdicts, strict=True)
+        for p in v.parts
+        if p.name == _REFUSED
+    ]
+    if not found:
+        return []
+    name, standard, why = found[0]
+    return [f"{len(found)} of {len(rows)} rows not judged by {standard}, the first {name}: {why}"]
 
 
 def special(row: Compared, target: Any, golden: Any, chosen: Standard) -> Verdict | None:
@@ -259,8 +270,7 @@ def special(row: Compared, target: Any, golden: Any, chosen: Standard) -> Verdic
     if DROPOUT in operator.lower() and row.phase != "backward":
         return judge(target, golden, "dropout") if target.shape == golden.shape else None
     if operator == TOP_K and target.shape == golden.shape and target.ndim:
-        same = bool(np.array_equal(np.sort(target, axis=-1), np.sort(golden, axis=-1)))
-        if same:
+        if same_set(target, golden):
             note = "the same set in another order, which topk(sorted=False) leaves open"
             return conclude([Part("set", None, "equal sets", PASS, note)], chosen.name, chosen.source)
         if target.dtype.kind in "iu":
@@ -277,16 +287,22 @@ def result_of(rows: Sequence[Compared], verdicts: Sequence[Verdict], lost: bool 
     return worst([*(v.result for v in verdicts), *([WARNING] if lost else [])])
 
 
-def first_error(rows: Sequence[Compared], verdicts: Sequence[Verdict]) -> int | None:
-    """Return the place of the first row in graph order that fails while its operator's inputs do not."""
-    dirty: set[tuple[Any, ...]] = set()
-    for i in sorted(range(len(rows)), key=lambda i: (rows[i].step or 0, rows[i].order)):
+def errors_in_order(rows: Sequence[Compared], verdicts: Sequence[Verdict]) -> Iterator[int]:
+    """Yield the places of the rows that fail, those to look at first first.
+
+    In graph order those that fail while their operator's inputs do not; then each failing input, and after it the
+    outputs that only it excused.
+    """
+    excused: dict[int, list[int]] = {}  # by the place of the input
+    last: dict[tuple[Any, ...], int] = {}
+    failing = (i for i, v in enumerate(verdicts) if v.result == ERROR)
+    for i in sorted(failing, key=lambda i: (rows[i].step or 0, rows[i].order)):
         row, key = rows[i], (rows[i].step, rows[i].rank, rows[i].api)
-        if verdicts[i].result != ERROR:
-            continue
-        if row.part in (INPUT,) and row.api:
-            dirty.add(key)
-        elif not row.api or key not in dirty or row.part in (PARAMETERS, PARAMETERS_GRAD):
-            return i
-    failing = [i for i, v in enumerate(verdicts) if v.result == ERROR]
-    return min(failing, key=lambda i: (rows[i].step or 0, rows[i].order), default=None)
+        if row.api and row.part == INPUT:
+            excused[i], last[key] = [], i
+        elif row.api and key in last and row.part not in (PARAMETERS, PARAMETERS_GRAD):
+            excused[last[key]].append(i)
+        else:
+            yield i
+    for i, others in excused.items():
+        yield from (i, *others)

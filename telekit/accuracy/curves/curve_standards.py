@@ -127,7 +127,7 @@ class CurveStandard:
         return self.mean or MINDFORMERS_MEAN
 
 
-MINDFORMERS_MEAN = Limit(0.01, 0.01)
+MINDFORMERS_FIRST, MINDFORMERS_MEAN = Limit(0.005, 0.005), Limit(0.01, 0.01)
 MEGATRON = "NVIDIA/Megatron-LM d98e8a64, tests/functional_tests/python_test_utils"
 _APPROXIMATE = {
     LOSS_METRIC: EveryStep(relative=0.05, bad_steps=True),
@@ -143,7 +143,7 @@ _EXACT = {name: EveryStep() for name in _APPROXIMATE}
 _MINDFORMERS = CurveStandard(
     "mindformers",
     "mindspore-ai/docs, MindFormers precision_optimization.md",
-    first=Limit(0.005, 0.005),
+    first=MINDFORMERS_FIRST,
     mean=MINDFORMERS_MEAN,
     norm=0.10,
     no_drift=True,

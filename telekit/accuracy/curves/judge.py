@@ -13,7 +13,7 @@ from telekit.accuracy.curves import curve_rules as rules
 from telekit.accuracy.curves.curve_clues import Clues, Suspect
 from telekit.accuracy.curves.curve_errors import Columns, CurveErrors, measure
 from telekit.accuracy.curves.curve_rules import BOUND, DRIFT, FINITE, FIRST, MEAN, NORM
-from telekit.accuracy.curves.curve_standards import CurveStandard, Limit, curve_standard
+from telekit.accuracy.curves.curve_standards import MINDFORMERS_FIRST, CurveStandard, Limit, curve_standard
 from telekit.accuracy.curves.curve_suspects import suspects
 from telekit.accuracy.curves.ratios import MicroBatchMeans
 from telekit.accuracy.readers.curve import LossCurve
@@ -239,7 +239,7 @@ def judge_curves(
     first, mean, norm, late = _limits_with_noise(chosen, errors)
     bound = None if errors.norm is None else depth_bound(0, dtype, layers=layers)
     zero = None if lr_zero is None else measure(*lr_zero, columns=columns)
-    start = first or Limit(0.005, 0.005)
+    start = first or MINDFORMERS_FIRST
     clues = Clues(errors, start, late, bound, norm, target, golden, sizes or {}, micro_batches, zero)
     parts = rules.finite(errors)
     parts += [rules.first_part(errors, first)] if first else []

@@ -13,6 +13,7 @@ from typing import Any
 
 from telekit.accuracy.curves import config_check
 from telekit.accuracy.curves.config_check import Sheet, check_sheet
+from telekit.accuracy.curves.curve_errors import relative
 from telekit.accuracy.curves.curve_rules import BOUND, DRIFT, FIRST, LENGTH, MEAN, NORM, OUTLIERS
 from telekit.accuracy.curves.judge import CurveVerdict, judge_curves
 from telekit.accuracy.readers.curve import LossCurve
@@ -28,18 +29,20 @@ MINDFORMERS = "MindFormers practice: precision_optimization.md"
 MSPROBE = "msprobe practice: config check"
 MEGATRON = "Megatron-LM practice: --deterministic-mode"
 
-DETERMINISM: tuple[tuple[str, tuple[str, ...], str], ...] = (
-    ("HCCL_DETERMINISTIC", ("true", "strict"), "Ascend: reductions in one order"),
-    ("ASCEND_LAUNCH_BLOCKING", ("1",), "Ascend: one operator after the other"),
-    ("NVTE_ALLOW_NONDETERMINISTIC_ALGO", ("0",), "Transformer Engine: no atomics"),
-    ("CUBLAS_WORKSPACE_CONFIG", (":4096:8", ":16:8"), "cuBLAS: one workspace"),
-    ("NCCL_ALGO", ("Ring", "CollnetDirect", "CollnetChain", "^NVLS"), "NCCL: no tree"),
+DETERMINISM = {
+    "HCCL_DETERMINISTIC": ("true", "strict"),  # Ascend: reductions in one order
+    "ASCEND_LAUNCH_BLOCKING": ("1",),  # Ascend: one operator after the other
+    "NVTE_ALLOW_NONDETERMINISTIC_ALGO": ("0",),  # Transformer Engine: no atomics
+    "CUBLAS_WORKSPACE_CONFIG": (":4096:8", ":16:8"),  # cuBLAS: one workspace
+    "NCCL_ALGO": ("Ring", "CollnetDirect", "CollnetChain", "^NVLS"),  # NCCL: no tree
+}
+"""Variables that fix the order of operations, and the values that do."""
+QUIET = (
+    *("hidden_dropout", "hidden_dropout_prob", "hidden_dropout_rate", "dropout"),
+    *("attention_dropout", "attention_dropout_rate"),
+    *("lr_warmup_iters", "lr_warmup_steps", "warmup_steps", "warmup_ratio", "lr_warmup_fraction"),
 )
-QUIET: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("hidden_dropout", "hidden_dropout_prob", "hidden_dropout_rate", "dropout"), "dropout"),
-    (("attention_dropout", "attention_dropout_rate"), "attention dropout"),
-    (("lr_warmup_iters", "lr_warmup_steps", "warmup_steps", "warmup_ratio", "lr_warmup_fraction"), "warm-up"),
-)
+"""Names of dropout and warm-up, which are off in a comparison."""
 
 
 @dataclass(frozen=True)
@@ -234,7 +237,7 @@ def _determinism(target: RunFiles, golden: RunFiles) -> Item:
     results = []
     for who, run in (("target", target), ("golden", golden)):
         there = _settings(run.environment)
-        known = [(key, good) for key, good, _ in DETERMINISM if key in there]
+        known = [(key, good) for key, good in DETERMINISM.items() if key in there]
         if not known:
             results.append(OPEN if run.environment is None else WARNING)
             said.append(
@@ -260,8 +263,7 @@ def _quiet(target: RunFiles, golden: RunFiles) -> Item:
         key.rsplit(".", 1)[-1]: value
         for side in sides
         for key, value in side.items()
-        for names, _ in QUIET
-        if key.rsplit(".", 1)[-1].replace("-", "_") in names
+        if key.rsplit(".", 1)[-1].replace("-", "_") in QUIET
     }
     loud = {key: value for key, value in found.items() if isinstance(value, (int, float)) and value > 0}
     if not found:
@@ -303,8 +305,8 @@ def _second(verdict: CurveVerdict | None) -> Item:
     loss = None if verdict is None else verdict.errors.loss
     if verdict is None or loss is None or loss.steps.size < 2 or not loss.finite[1]:
         return Item(SHORT, name, MINDFORMERS, OPEN, "no second step is given", how)
-    size = abs(float(loss.target[1] - loss.golden[1]))
-    share = size / abs(float(loss.golden[1])) if loss.golden[1] else float("inf") if size else 0.0
+    error = abs(loss.target[1:2] - loss.golden[1:2])
+    size, share = float(error[0]), float(relative(error, loss.golden[1:2])[0])
     limit = verdict.first_limit or verdict.mean_limit
     if limit is None:
         return Item(SHORT, name, MINDFORMERS, OPEN, "the standard has no limit for it", how)

@@ -68,17 +68,17 @@ def graph_errors(
     by : {"elements", "norm"}
         ``norm`` is what a dump of statistics can tell: the difference of the norms alone.
     """
-    own = {(t.step, t.rank, t.name): t for t in target}
+    own, theirs = ({(t.step, t.rank, t.name): t for t in side} for side in (target, golden))
     rows = []
-    for g in golden:
-        t = own.get((g.step, g.rank, g.name))
+    for key, g in theirs.items():
+        t = own.get(key)
         if t is None or g.part in (INPUT, PARAMETERS) or not g.dtype.startswith(("float", "bfloat")):
             continue
         phase = _phase(g)
         pair = [_wide(x) for x in (t, g)]
         if phase == OPTIMIZER and g.name.endswith(".parameter"):
-            before = g.name.replace(".output.", ".input.")
-            pair = [a - _wide(b) for a, b in zip(pair, _named(before, own, golden, g), strict=True)]
+            before = (g.step, g.rank, g.name.replace(".output.", ".input."))
+            pair = [a - _wide(side[before]) for a, side in zip(pair, (own, theirs), strict=True)]
         layer = _LAYER.search(g.name)
         error = _relative(pair[0], pair[1], by)
         rows.append(GraphError(g.name, _label(g), phase, int(layer[1]) if layer else None, error, g.dtype))
@@ -88,16 +88,6 @@ def graph_errors(
 def first_above(errors: Iterable[GraphError], limit: float) -> GraphError | None:
     """Return the first in graph order that is further from golden than a limit."""
     return next((e for e in errors if e.error > limit), None)
-
-
-def _named(
-    name: str,
-    own: dict[tuple[int | None, int | None, str], NamedTensor],
-    golden: Iterable[NamedTensor],
-    like: NamedTensor,
-) -> tuple[NamedTensor, NamedTensor]:
-    key = (like.step, like.rank, name)
-    return own[key], next(x for x in golden if (x.step, x.rank, x.name) == key)
 
 
 def _phase(tensor: NamedTensor) -> str:

@@ -18,7 +18,6 @@ from telekit.accuracy.compared import (
 
 _PHASES = ("forward", "backward", "parameters_grad")
 _STATE = re.compile(r"(^|[._/])(exp_avg(_sq)?|optimizer|updated|after|master|adam)([._/]|$)", re.IGNORECASE)
-_LAYER = re.compile(r"\d+")
 
 
 @dataclass
@@ -45,11 +44,6 @@ class Node:
     def rows(self) -> list[Compared]:
         """All its own rows."""
         return [*self.inputs, *self.parameters, *self.outputs]
-
-    @property
-    def family(self) -> str:
-        """The name without layer numbers: the same operator of other layers shares it."""
-        return _LAYER.sub("#", self.base)
 
 
 def split_api(row: Compared) -> tuple[str, str]:

@@ -7,23 +7,23 @@ what exceeds both is not rounding.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from math import inf, isfinite, sqrt
-from typing import Any
 
 import numpy as np
 
 from telekit.accuracy.compared import OUTPUT, Compared
-from telekit.accuracy.measures.metrics import EMPTY, compare_arrays
+from telekit.accuracy.measures.metrics import EMPTY
 from telekit.accuracy.measures.pairs import FORMATS, Array, Floats
 from telekit.accuracy.readers.named import NamedTensor
 
 FLOOR = 4.0  # epsilons that one operator's rounding and reduction order may cost (Megatron's bound has k = 4)
 AMPLIFICATION = 8.0  # an input's error may come out so many times larger
 CANCELLATION = 1.0  # epsilons of the inputs' norm, where an output is small because terms cancel
+COARSE = ("float8_e5m2", "float8_e4m3fn", "bfloat16", "float16", "float32")
+"""Formats whose values a wider dump may hold, the coarsest first."""
 _SAMPLE = 1 << 14
 _DISTINCT = 16
-_COARSE = ("float8_e5m2", "float8_e4m3fn", "bfloat16", "float16", "float32")
 
 
 def values(tensor: NamedTensor | None) -> Array | None:
@@ -143,7 +143,7 @@ def resolution(tensor: NamedTensor | None) -> float | None:
     sample = sample[np.isfinite(sample) & (sample != 0)]
     if np.unique(np.abs(np.frexp(sample)[0])).size < _DISTINCT:
         return None
-    for name in _COARSE:
+    for name in COARSE:
         if FORMATS[name].epsilon > own and representable(sample, name):
             return FORMATS[name].epsilon
     return own
@@ -184,9 +184,9 @@ def is_float(row: Compared) -> bool:
     return tensor is not None and tensor.kind == "tensor" and tensor.dtype in FORMATS
 
 
-def worst(rows: Iterable[Compared]) -> float | None:
-    """Worst known error of some rows; None where none is known."""
-    return max((e for e in map(error_of, rows) if e is not None), default=None)
+def explained(epsilon: float, before: float) -> float:
+    """Return the relative error that one operator's rounding explains, given that of what it was made from."""
+    return FLOOR * epsilon + AMPLIFICATION * before
 
 
 def limit_of(row: Compared, inputs: Sequence[Compared], inputs_error: float, epsilon: float) -> float:
@@ -203,7 +203,7 @@ def limit_of(row: Compared, inputs: Sequence[Compared], inputs_error: float, eps
     epsilon : float
         Of the run's arithmetic.
     """
-    limit = FLOOR * epsilon + AMPLIFICATION * inputs_error
+    limit = explained(epsilon, inputs_error)
     own = norm_of(row)
     size = _size(row)
     if own:
@@ -224,8 +224,3 @@ def limit_of(row: Compared, inputs: Sequence[Compared], inputs_error: float, eps
 def _size(row: Compared) -> int:
     shape = row.golden.shape if row.golden is not None else None
     return int(np.prod(shape)) if shape else 1
-
-
-def whole_error(target: Any, golden: Any) -> float | None:
-    """Relative error of two arrays as `error_of` takes it."""
-    return compare_arrays(target, golden).relative_norm_error

@@ -14,7 +14,7 @@ import numpy as np
 
 from telekit.accuracy.compared import INPUT, OUTPUT, Compared
 from telekit.accuracy.graph.nodes import Node, module_path
-from telekit.accuracy.graph.noise import AMPLIFICATION, FLOOR, wide
+from telekit.accuracy.graph.noise import FLOOR, explained, wide
 from telekit.accuracy.measures.pairs import Floats
 
 _CLIPPED = 1e-3
@@ -41,7 +41,7 @@ class Gradient:
 
     def wrong(self, epsilon: float) -> bool:
         """Whether the reduction made it worse than rounding does."""
-        return self.error > FLOOR * epsilon + AMPLIFICATION * (self.before or 0.0)
+        return self.error > explained(epsilon, self.before or 0.0)
 
 
 @dataclass(frozen=True)

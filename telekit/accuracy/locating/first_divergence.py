@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 
 from telekit.accuracy.causes import finding as kinds
-from telekit.accuracy.causes.case import MAX_ELEMENTS, Case
+from telekit.accuracy.causes.case import Case, loaded
 from telekit.accuracy.causes.causes import explain
 from telekit.accuracy.causes.finding import Finding
 from telekit.accuracy.compared import Compared
-from telekit.accuracy.comparing.judged import UNREAD, first_error
-from telekit.accuracy.graph.noise import run_epsilon, wide
+from telekit.accuracy.comparing.judged import UNREAD, errors_in_order
+from telekit.accuracy.graph.noise import run_epsilon
 from telekit.accuracy.locating.locate import locate
-from telekit.accuracy.measures.pairs import Floats
 from telekit.accuracy.readers import NamedTensor
 from telekit.accuracy.standards.verdict import ERROR, Verdict
 
@@ -79,27 +79,25 @@ def first_divergence(
         notes.append(
             f"the search for the first divergence failed ({type(error).__name__}: {error}); verdicts stand"
         )
-    failing = {i for i, v in enumerate(verdicts) if v.result == ERROR}
-    while (
-        place := first_error(rows, [v if i in failing else _PASSES for i, v in enumerate(verdicts)])
-    ) is not None:
-        failing.discard(place)
+
+    @cache
+    def epsilon() -> float:  # loads a sample of the run: once, and only where it is asked for
+        return run_epsilon(rows)
+
+    for place in errors_in_order(rows, verdicts):
         names = {p.name for p in verdicts[place].parts if p.result == ERROR}
         if names & _NOT_COMPARED:
             notes.append(f"{rows[place].name}: not compared, so whether the sides part there is not known")
-        elif not rows[place].api and not _rounding(rows[place], rows):
-            return _of_tensor(small[place], verdicts[place], rows, sizes, evidence), tuple(notes)
+        elif not rows[place].api and not _rounding(rows[place], epsilon):
+            return _of_tensor(small[place], verdicts[place], epsilon(), sizes, evidence), tuple(notes)
         elif evidence and names <= _CLOSENESS:
             if not any("rounding explains" in note for note in notes):
-                notes.append(_within(rows[place], verdicts[place], run_epsilon(rows)))
+                notes.append(_within(rows[place], verdicts[place], epsilon()))
         else:
             return _of_verdict(rows[place], verdicts[place], evidence), tuple(notes)
         if len(notes) > 4:
             break
     return None, tuple(notes)
-
-
-_PASSES = Verdict("pass", (), "", "")
 
 
 def _beyond(found: Finding) -> str:
@@ -120,18 +118,18 @@ def _within(row: Compared, verdict: Verdict, epsilon: float) -> str:
     return text
 
 
-def _rounding(row: Compared, rows: Sequence[Compared]) -> bool:
+def _rounding(row: Compared, epsilon: Callable[[], float]) -> bool:
     """Whether a tensor without inputs is off by no more than a few roundings."""
     error = None if row.metrics is None else row.metrics.relative_norm_error
     return error is not None and row.metrics is not None and not row.metrics.opposite_infinities and (
-        error <= ROUNDING * run_epsilon(rows)
+        error <= ROUNDING * epsilon()
     )  # fmt: skip
 
 
 def _of_tensor(
     row: Compared,
     verdict: Verdict,
-    rows: Sequence[Compared],
+    epsilon: float,
     sizes: Mapping[str, float],
     evidence: Sequence[str],
 ) -> Finding:
@@ -139,7 +137,7 @@ def _of_tensor(
     t, g = row.target, row.golden
     assert t is not None and g is not None
     case = Case(
-        _loaded(t), _loaded(g), row.name, "", row.phase, row.part, run_epsilon(rows), sizes=dict(sizes),
+        loaded(t), loaded(g), row.name, "", row.phase, row.part, epsilon, sizes=dict(sizes),
         summary=row.summary, target_dtype=t.dtype, golden_dtype=g.dtype, target_shape=t.shape, golden_shape=g.shape,
     )  # fmt: skip
     causes = explain(case)
@@ -167,12 +165,6 @@ def _of_verdict(row: Compared, verdict: Verdict, evidence: Sequence[str]) -> Fin
 def _failed(row: Compared, verdict: Verdict) -> list[str]:
     failed = (p for p in verdict.parts if p.result == ERROR)
     return [f"{row.name}: {p.name} {p.value}, asked for: {p.rule}. {p.note}".strip() for p in failed]
-
-
-def _loaded(tensor: NamedTensor) -> Floats | None:
-    known = tensor.shape is not None and tensor.nbytes <= LOOKED_AT_BYTES
-    found = wide(tensor) if known else None
-    return None if found is None or found.size > MAX_ELEMENTS else found
 
 
 def _small(row: Compared) -> Compared:

@@ -44,7 +44,6 @@ def locate(
     norms: Pair | None = None,
     sizes: Mapping[str, float] | None = None,
     replicas: Sequence[NamedTensor] | None = None,
-    settings: Mapping[str, float] | None = None,
     epsilon: float | None = None,
 ) -> Finding:
     """Find the first operator that went wrong, and say what kind of fault it looks like.
@@ -59,8 +58,6 @@ def locate(
         ``tp cp dp ep pp etp tokens micro_batches loss_scale``: names for constant ratios.
     replicas : sequence of NamedTensor, optional
         The target's own tensors of all ranks, before anything was merged.
-    settings : mapping of str to float, optional
-        ``lr beta1 beta2 eps weight_decay step`` of the optimizer, where known.
     epsilon : float, optional
         Of the run's arithmetic; found from the values where left out.
 
@@ -104,7 +101,7 @@ def _one_step(
     for node in graph:
         if node.phase != OPTIMIZER:
             walk.visit(node)
-    place, causes = _choose(walk, graph, sizes, ranks, walk.epsilon)
+    place, causes = _choose(walk, graph, sizes, ranks)
     early = _unequal_finding(graph, ranks, sizes, walk, place)
     if early is not None:
         return replace(early, evidence=(*early.evidence, *walk.notes, *hint.evidence))
@@ -135,16 +132,12 @@ def _targets(rows: Sequence[Compared]) -> list[NamedTensor]:
 
 
 def _choose(
-    walk: Walk,
-    graph: Sequence[Node],
-    sizes: Mapping[str, float],
-    ranks: Ranks,
-    epsilon: float,
+    walk: Walk, graph: Sequence[Node], sizes: Mapping[str, float], ranks: Ranks
 ) -> tuple[Place | None, tuple[Cause, ...]]:
     """Return the first place that holds up to a closer look, with its explanations."""
     inner = containers(graph)
     blamed = {module_path(p.node.base) for p in walk.found if p.node.base not in inner}
-    small = _structured_places(walk, graph, sizes, epsilon) if epsilon > 1e-4 else []
+    small = _structured_places(walk, graph, sizes) if walk.epsilon > 1e-4 else []
     strong = {id(p.node): at for at, p in enumerate(walk.found)}
     order = {id(n): at for at, n in enumerate(graph)}
     places = sorted([*walk.found, *small], key=lambda p: (order[id(p.node)], id(p.node) not in strong))
@@ -153,7 +146,7 @@ def _choose(
         same_phase = {module_path(p.node.base) for p in walk.found if p.node.phase == place.node.phase}
         if place.node.base in inner and any(b.startswith(path + ".") for b in blamed & same_phase):
             continue
-        causes = explain(_case(place, walk, graph, sizes, ranks, epsilon))
+        causes = explain(_case(place, walk, graph, sizes, ranks))
         if place.strength >= WEAK or causes[0].confidence >= _STRUCTURED:
             return place, causes
         walk.notes.append(
@@ -163,9 +156,7 @@ def _choose(
     return None, ()
 
 
-def _structured_places(
-    walk: Walk, graph: Sequence[Node], sizes: Mapping[str, float], epsilon: float
-) -> list[Place]:
+def _structured_places(walk: Walk, graph: Sequence[Node], sizes: Mapping[str, float]) -> list[Place]:
     """Places below the limit of size whose difference has a shape that rounding never has."""
     found: list[Place] = []
     taken, inner = {id(p.row) for p in walk.found}, containers(graph)
@@ -175,7 +166,7 @@ def _structured_places(
         before = walk.worst([*node.inputs, *node.parameters, *node.before])
         for row in node.outputs:
             error = walk.error(row)
-            if error is None or id(row) in taken or not epsilon / 2 < error < inf or not is_float(row):
+            if error is None or id(row) in taken or not walk.epsilon / 2 < error < inf or not is_float(row):
                 continue
             # of a norm its own eps can be read back whatever its input is off by
             before = inf if before is None else before
@@ -183,11 +174,11 @@ def _structured_places(
             if not clean or (walk.flipped and routes(node.base)):
                 continue
             place = Place(
-                Candidate(node.base, node.phase, row.part, row.name, error, before, FLOOR * epsilon),
+                Candidate(node.base, node.phase, row.part, row.name, error, before, FLOOR * walk.epsilon),
                 node,
                 row,
             )
-            causes = explain(_case(place, walk, graph, sizes, {}, epsilon))
+            causes = explain(_case(place, walk, graph, sizes, {}))
             small = causes[0].kind in _SMALL and (before <= error / 8 or causes[0].kind == kinds.NORM_EPSILON)
             if small and causes[0].confidence >= 0.75:
                 found.append(place)
@@ -195,24 +186,17 @@ def _structured_places(
     return found
 
 
-def _case(
-    place: Place,
-    walk: Walk,
-    graph: Sequence[Node],
-    sizes: Mapping[str, float],
-    ranks: Ranks,
-    epsilon: float,
-) -> Case:
+def _case(place: Place, walk: Walk, graph: Sequence[Node], sizes: Mapping[str, float], ranks: Ranks) -> Case:
     node, row = place.node, place.row
     at = next(i for i, n in enumerate(graph) if n is node)
-    near = [n for n in graph[max(0, at - 24) : at + 1] if n.phase != OPTIMIZER and n.step == node.step]
+    near = [n for n in graph[max(0, at - 24) : at + 1] if n.phase != OPTIMIZER]
     extra: tuple[Known, ...] = ()
     if "reduce" in node.base.lower():  # what stands near a gradient's reduction are other gradients
         near = [n for n in graph if n.kind == "gradient"]
         made = [n for n in near if any(f".{gradient_names(n, r)}." in f"{node.base}." for r in n.outputs)]
         node = replace(node, before=[*node.before, *(r for n in made for r in n.before)])
         extra = known_rows([walk.earlier[row.name]], EARLIER) if row.name in walk.earlier else ()
-    case = case_of(row, node, near, sizes, ranks, epsilon, place.candidate.inputs_error or 0.0)
+    case = case_of(row, node, near, sizes, ranks, walk.epsilon, place.candidate.inputs_error or 0.0)
     return replace(case, phase=place.candidate.phase, near=(*case.near, *extra))
 
 

@@ -16,7 +16,7 @@ from telekit.accuracy.causes.updates import Fitted, narrowed, same_step, sides, 
 from telekit.accuracy.compared import BACKWARD, INPUT, OPTIMIZER, OUTPUT, Compared
 from telekit.accuracy.curves.ratios import name_ratio
 from telekit.accuracy.graph.nodes import Node
-from telekit.accuracy.graph.noise import AMPLIFICATION, FLOOR, error_of
+from telekit.accuracy.graph.noise import FLOOR, error_of, explained
 from telekit.accuracy.graph.sync import Gradient, Sync, optimizer_row, read_sync
 from telekit.accuracy.readers.named import NamedTensor
 
@@ -54,7 +54,7 @@ def after_backward(
         found = _reduction(sync, epsilon, sizes, case_for) or _clipping(sync, epsilon, sizes, norms)
         if found is not None:
             return found
-    return _states(optimizer, epsilon) or _updates(optimizer, epsilon, later)
+    return _states(optimizer) or _updates(optimizer, epsilon, later)
 
 
 def _reduction(
@@ -68,7 +68,7 @@ def _reduction(
     alike = len(wrong) == len(sync.gradients) and _one_factor(wrong, epsilon)
     if alike and sync.reported and abs(sync.norm_ratio - 1) <= 4 * epsilon:
         return None  # gradients are as their norm says; clipping took them elsewhere
-    first = max(wrong, key=lambda g: g.error / (FLOOR * epsilon + AMPLIFICATION * (g.before or 0.0)))
+    first = max(wrong, key=lambda g: g.error / explained(epsilon, g.before or 0.0))
     if len(wrong) > _MOST * len(sync.gradients):
         first = wrong[0]
     causes = _gradient_causes(first, sync, epsilon, sizes, case_for)
@@ -136,7 +136,7 @@ def _clipping(
     reported = sync.reported or norms
     if reported is None:
         return None
-    limit = FLOOR * epsilon + AMPLIFICATION * max((g.before or 0.0 for g in sync.gradients), default=0.0)
+    limit = explained(epsilon, max((g.before or 0.0 for g in sync.gradients), default=0.0))
     norm_ratio = reported[0] / reported[1] if reported[1] else 1.0
     off = abs(norm_ratio - 1) > limit
     left = abs(sync.clip_ratio - 1) > limit
@@ -155,22 +155,16 @@ def _clipping(
     return _made(f"optimizer.{where}", OPTIMIZER, "norm", (cause,), (), row, ())
 
 
-def _states(optimizer: Sequence[Node], epsilon: float) -> Finding | None:
+def _states(optimizer: Sequence[Node]) -> Finding | None:
     """States or weights that already differ when the step begins, with clean gradients."""
-    del epsilon
     for node in optimizer:
         grad = optimizer_row(node, "grad")
         for key in ("exp_avg", "exp_avg_sq", "parameter"):
             row = optimizer_row(node, key, INPUT)
-            if row is None or (row.step or 0) != min(n.step for n in optimizer):
+            if row is None or row.step:
                 continue
             error = error_of(row)
-            if (
-                error
-                and error > 0.05
-                and (grad is None or (error_of(grad) or 0.0) < 0.01)
-                and (row.step or 0) == 0
-            ):
+            if error and error > 0.05 and (grad is None or (error_of(grad) or 0.0) < 0.01):
                 kind = kinds.DIFFERENT_WEIGHTS if key == "parameter" else kinds.OPTIMIZER_STATE
                 cause = Cause(kind, 0.8, f"{row.name} is off by {error:.3g} before the step")
                 return _made(node.base, OPTIMIZER, key, (cause,), (), row, ())

@@ -1,8 +1,7 @@
 """What losses and gradient norms alone say: forward, backward or optimizer.
 
 The order of MindFormers' guide: the first loss differs, so the forward does; it agrees and the gradient norm
-differs, so the backward does; both agree and the second loss differs, so the optimizer does. A run with lr = 0
-whose losses agree while those of a training run part says optimizer too; one that parts says forward.
+differs, so the backward does; both agree and the second loss differs, so the optimizer does.
 """
 
 from __future__ import annotations
@@ -29,13 +28,7 @@ class Hint:
     evidence: tuple[str, ...] = ()
 
 
-def phase_hint(
-    losses: Pair | None,
-    norms: Pair | None,
-    epsilon: float,
-    *,
-    losses_without_lr: Pair | None = None,
-) -> Hint:
+def phase_hint(losses: Pair | None, norms: Pair | None, epsilon: float) -> Hint:
     """Say which phase the first difference points at.
 
     Parameters
@@ -45,31 +38,20 @@ def phase_hint(
     epsilon : float
         Of the run's arithmetic: a loss may differ by eight of it, by one where it is coarse (a mean over
         tokens), a norm by four.
-    losses_without_lr : (target, golden), optional
-        Of runs with lr = 0.
     """
     loss, norm = (
         None if p is None else _relative(p, which) for p, which in ((losses, "loss"), (norms, "norm"))
     )
-    frozen = None if losses_without_lr is None else _relative(losses_without_lr, "loss")
     tight = max(min(8 * epsilon, max(epsilon, 1e-3)), 1e-12)
-    seen: list[str] = []
     if loss is not None and loss.size and not loss[0] <= tight:
         return Hint(FORWARD, 1, (f"the first loss differs by {loss[0]:.3g}: the forward",))
     if norm is not None and norm.size and not norm[0] <= 4 * epsilon:
         text = f"the first loss agrees, the first gradient norm differs by {norm[0]:.3g}: the backward, or its norm"
         return Hint(BACKWARD, 1, (text,))
-    if frozen is not None and frozen.size:
-        late = int(np.argmax(frozen > tight)) if (frozen > tight).any() else None
-        if late is not None:
-            return Hint(
-                FORWARD, late + 1, (f"with lr = 0 the losses part at step {late + 1}: not the optimizer",)
-            )
-        seen.append("with lr = 0 the losses stay together: forward and data agree")
     if loss is not None and loss.size > 1 and not loss[1] <= 8 * tight:
         text = f"the first loss and norm agree, the second loss differs by {loss[1]:.3g}: the optimizer"
-        return Hint(OPTIMIZER, 2, (*seen, text))
-    return Hint(evidence=tuple(seen))
+        return Hint(OPTIMIZER, 2, (text,))
+    return Hint()
 
 
 def balance_ratio(losses: Pair | None) -> float | None:

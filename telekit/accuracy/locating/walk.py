@@ -10,7 +10,7 @@ from telekit.accuracy.causes.case import fingerprint
 from telekit.accuracy.causes.finding import Candidate
 from telekit.accuracy.compared import OPTIMIZER, OUTPUT, PARAMETERS, Compared
 from telekit.accuracy.graph.nodes import Node, outputs_inside
-from telekit.accuracy.graph.noise import AMPLIFICATION, FLOOR, error_of, is_float, limit_of
+from telekit.accuracy.graph.noise import FLOOR, error_of, explained, is_float, limit_of
 from telekit.accuracy.graph.routing import alike, flipped_rows, routes
 from telekit.accuracy.graph.sync import gradient_names, optimizer_row, parameter_name, update_noise
 
@@ -119,7 +119,7 @@ class Walk:
             limit = FLOOR * self.epsilon / 2 + 2 * upstream
         else:
             upstream = self.made.get(fingerprint(row.golden), self.level)
-            limit = FLOOR * self.epsilon + AMPLIFICATION * upstream
+            limit = explained(self.epsilon, upstream)
             if not is_float(row) and upstream:
                 return  # which experts a token chose: judged where it is chosen
         if error > limit and not self._excused(node, row, error):

@@ -9,7 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from telekit.accuracy.measures.pairs import FORMATS, Floats, blocks, checked, dtype_name, same_shape
+from telekit.accuracy.measures.pairs import (
+    FORMATS,
+    Floats,
+    blocks,
+    checked,
+    dtype_name,
+    numpy_type,
+    same_shape,
+)
 from telekit.errors import InputError, Problem
 
 
@@ -33,6 +41,7 @@ class Limits:
     epsilon: float
 
 
+# msprobe's own by type: bfloat16's is half of the format's epsilon in `pairs.FORMATS`
 EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-8, "float32": 2.0**-23, "float64": 2.0**-52}
 
 
@@ -190,7 +199,7 @@ def operator_errors(target: Any, golden: Any, limits: Limits, dtype: str = "") -
     same_shape(a, b)
     name = dtype or dtype_name(a)
     maximum = row_of(FORMATS, name, "the table of floating formats").maximum
-    kind = _numpy_type(name)
+    kind = numpy_type(name)
     counts = _Counts()
     with np.errstate(all="ignore"):
         for _, (x, y) in blocks(a, b):
@@ -219,14 +228,6 @@ def _errors(c: _Counts) -> OperatorErrors:
 
 def _share(part: float, whole: int) -> float:
     return part / whole if whole else 0.0
-
-
-def _numpy_type(name: str) -> Any:
-    if name in ("float16", "float32", "float64"):
-        return np.dtype(name)
-    import ml_dtypes
-
-    return np.dtype(getattr(ml_dtypes, name))
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,16 @@ def format_of(dtype: str) -> Format:
     return FORMATS[dtype]
 
 
+def numpy_type(dtype: str) -> np.dtype[Any]:
+    """Return NumPy's or ``ml_dtypes``' own type of one of ``FORMATS``."""
+    if dtype in ("float16", "float32", "float64"):
+        return np.dtype(dtype)
+    import ml_dtypes
+
+    found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, dtype))
+    return found
+
+
 def checked(
     *arrays: Any, names: tuple[str, ...] = ("target", "golden"), complex_too: bool = False
 ) -> list[Array]:

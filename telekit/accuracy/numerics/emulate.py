@@ -23,8 +23,6 @@ ORDERS = {
     "ring": "as a ring reduction over ranks: chunk c of the output starts at term c + 1 and goes round",
     "native": "whatever NumPy does in the wide type, rounded once",
 }
-BLOCKS = {"mma": 16}
-_BLOCK = 128
 # Multiplications up to which BLAS stays on one thread: many small products on several wait for each other.
 _ONE_THREAD = 1 << 17
 Rounder = Callable[[Array], Array]
@@ -81,10 +79,10 @@ class Precision:
         if problems:
             raise InputError(problems, "precision")
 
-    @property
-    def terms_a_block(self) -> int:
-        """Terms of a block, with the order's own number filled in."""
-        return self.block or BLOCKS.get(self.order, _BLOCK)
+
+def terms_a_block(order: str, block: int = 0) -> int:
+    """Terms of a block, with the order's own number where none is given."""
+    return block or (16 if order == "mma" else 128)
 
 
 def order_problems(order: str, block: int = 0, parts: int = 1) -> list[Problem]:
@@ -158,7 +156,7 @@ def reduce_terms(
             return rounded(x.sum(axis=0), dtype)
         if order == "ring":
             return _ring(x, rounder(dtype))
-        size = block or BLOCKS.get(order, _BLOCK)
+        size = terms_a_block(order, block)
         if order == "mma":
             starts = range(0, len(x), size)
             sums = [rounded(x[k : k + size].astype(np.float64).sum(axis=0), dtype) for k in starts]
@@ -307,7 +305,7 @@ def matmul(a: Any, b: Any, precision: Precision) -> Array:
 
 
 def _matmul(x: Array, y: Array, p: Precision) -> Array:
-    n, rnd, block = x.shape[-1], rounder(p.accumulate), p.terms_a_block
+    n, rnd, block = x.shape[-1], rounder(p.accumulate), terms_a_block(p.order, p.block)
     if p.order == "mma":
         wide = x.astype(np.float64), y.astype(np.float64)
         rows = max(1, _ONE_THREAD // (block * y.shape[-1]))

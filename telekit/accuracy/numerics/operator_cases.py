@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from telekit.accuracy.measures.pairs import Array
+from telekit.accuracy.measures.pairs import Array, numpy_type
 from telekit.accuracy.numerics import operator_formulas as formulas
 from telekit.accuracy.numerics.emulate import Arithmetic
 from telekit.accuracy.numerics.value_ranges import draw
@@ -283,11 +282,4 @@ def operator(name: str | Operator) -> Operator:
 
 def as_dtype(x: Array, dtype: str) -> Array:
     """Turn carried values into an array of the format's own NumPy or ``ml_dtypes`` type; integers stay."""
-    if x.dtype.kind in "iub":
-        return x
-    if dtype in ("float16", "float32", "float64"):
-        return x.astype(dtype)
-    import ml_dtypes
-
-    converted: Any = x.astype(getattr(ml_dtypes, dtype))
-    return np.asarray(converted)
+    return x if x.dtype.kind in "iub" else x.astype(numpy_type(dtype))

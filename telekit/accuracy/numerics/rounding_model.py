@@ -7,7 +7,7 @@ from math import erf, sqrt
 import numpy as np
 
 from telekit.accuracy.measures.pairs import Floats, format_of
-from telekit.accuracy.numerics.emulate import BLOCKS, order_problems
+from telekit.accuracy.numerics.emulate import order_problems, terms_a_block
 from telekit.errors import InputError, Problem
 
 # Normal values by the power of two below their size: how many there are, and that power, to which steps belong.
@@ -16,7 +16,6 @@ _SHARE = np.array([erf(2 * low / sqrt(2)) - erf(low / sqrt(2)) for low in _LOW])
 # Root mean square of one rounding relative to that of normal values, in epsilons: an error is uniform over a step.
 # 0.213; for another standard deviation than 1 it stays within 0.2119 and 0.2128.
 ONE_ROUNDING = sqrt(float((_SHARE * _LOW**2).sum()) / 12)
-_BLOCK = 128
 
 
 def one_rounding(dtype: str) -> float:
@@ -47,7 +46,7 @@ def partial_sums(n: int, order: str = "sequential", *, block: int = 0, parts: in
         problems.append(Problem("n", n, "must be at least 1", "4096"))
     if problems:
         raise InputError(problems)
-    size = block or BLOCKS.get(order, _BLOCK)
+    size = terms_a_block(order, block)
     if order in ("sequential", "random", "ring"):
         return np.arange(2.0, n + 1)
     if order in ("tree", "pairwise"):

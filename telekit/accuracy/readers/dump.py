@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -200,7 +199,7 @@ def _with_data(tensor: NamedTensor, data_name: Any, context: _Context) -> NamedT
         context.problems.refused(f"{context.file}: {shown(tensor.name)}: data_name", error, lost=False)
         reason = error.problems[0]
         return replace(tensor, unread=f"{reason.field} {shown(reason.value, 80)} {reason.rule}")
-    return replace(tensor, nbytes=loaded.nbytes, loader=partial(loaded.load))
+    return replace(tensor, nbytes=loaded.nbytes, loader=loaded.load)
 
 
 def _open(path: Path, tensor: NamedTensor, problems: Problems) -> NamedTensor:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 
-from telekit.accuracy.measures.metrics import EMPTY, POSITIONS_DIFFER, SHAPES_DIFFER, Metrics
-from telekit.accuracy.measures.summaries import NAMES, SummaryErrors
+from telekit.accuracy.measures.metrics import EMPTY, POSITIONS_DIFFER, SHAPES_DIFFER, Metrics, compare_arrays
+from telekit.accuracy.measures.summaries import NAMES, SummaryErrors, compare_summaries
 from telekit.accuracy.standards.verdict import ERROR, PASS, WARNING, Part, Verdict, check, conclude, skipped
 from telekit.errors import InputError, Problem
 
@@ -61,6 +61,11 @@ class Row:
     name: str = ""
 
 
+_ONES = dict.fromkeys(NAMES, 1.0)
+EQUAL_INPUT = Row(INPUT, compare_arrays([1.0, 2.0], [1.0, 2.0]), compare_summaries(_ONES, _ONES))
+"""An input that is the same on both sides: what stands in for inputs that are not at hand."""
+
+
 def judge_rows(
     rows: Sequence[Row], standard: str = "msprobe-documented", api: str = ""
 ) -> tuple[Verdict, ...]:
@@ -102,6 +107,11 @@ def judge_rows(
             parts += _against_inputs(row, inputs if by_input else [], OUTPUT_SHARE[standard])
         verdicts.append(conclude(parts, standard, source, row.metrics.messages if row.metrics else ()))
     return tuple(verdicts)
+
+
+def judge_output(metrics: Metrics, standard: str = "msprobe-documented") -> Verdict:
+    """Judge an output whose inputs are equal on both sides, by `judge_rows`."""
+    return judge_rows([EQUAL_INPUT, Row(OUTPUT, metrics)], standard)[1]
 
 
 def _own(row: Row) -> list[Part]:

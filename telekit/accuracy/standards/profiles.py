@@ -12,7 +12,7 @@ import numpy as np
 from telekit.accuracy.measures.metrics import EMPTY, POSITIONS_DIFFER, SHAPES_DIFFER, Metrics, compare_arrays
 from telekit.accuracy.measures.pairs import Array, blocks, checked, dtype_name
 from telekit.accuracy.standards import msprobe
-from telekit.accuracy.standards.depth import depth_bound, in_epsilons
+from telekit.accuracy.standards.depth import GROWTH, depth_bound, in_epsilons
 from telekit.accuracy.standards.operator_rules import (
     absolute,
     accumulative,
@@ -136,7 +136,7 @@ def _depth(constant: float) -> Callable[[Case], list[Part]]:
     def parts(case: Case) -> list[Part]:
         m = case.metrics
         bound = depth_bound(case.layer, case.dtype, layers=case.layers, constant=constant)
-        rule = f"<= {bound:.6g}: {constant:g} * 1.03**{case.layers + 1 - case.layer} epsilon"
+        rule = f"<= {bound:.6g}: {constant:g} * {GROWTH:g}**{case.layers + 1 - case.layer} epsilon"
         if m.max_abs_error is None:
             return _positions(m)
         error = m.relative_norm_error
