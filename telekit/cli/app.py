@@ -11,6 +11,7 @@ import typer
 
 from telekit.cli.catalog import clusters, count, models
 from telekit.cli.communication import comm, fit_links
+from telekit.cli.diagnosis import diagnose
 from telekit.cli.experts import dispatch
 from telekit.cli.fusion import fuse
 from telekit.cli.jobs import estimate, plan
@@ -87,5 +88,6 @@ for command in (
     pack,
     dispatch,
     fuse,
+    diagnose,
 ):
     app.command()(command)
