@@ -12,6 +12,7 @@ import typer
 from telekit.cli.accuracy import compare
 from telekit.cli.catalog import clusters, count, models
 from telekit.cli.communication import comm, fit_links
+from telekit.cli.diagnosis import diagnose
 from telekit.cli.experts import dispatch
 from telekit.cli.fusion import fuse
 from telekit.cli.jobs import estimate, plan
@@ -93,5 +94,6 @@ for command in (
     compare,
     compare_loss,
     validate,
+    diagnose,
 ):
     app.command()(command)

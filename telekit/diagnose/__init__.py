@@ -1,0 +1,1 @@
+"""Cluster-level diagnosis: traces read, bottlenecks and slow ranks found, with evidence."""

@@ -1,0 +1,238 @@
+"""From traces to a verdict: what is wrong, on which ranks, and the events that show it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from telekit.diagnose.analysis.clocks import Clocks, align
+from telekit.diagnose.analysis.compute_rules import device_findings
+from telekit.diagnose.analysis.features import Progress, Run, measure
+from telekit.diagnose.analysis.finding import Evidence, Finding
+from telekit.diagnose.analysis.host_rules import host_findings
+from telekit.diagnose.analysis.link_rules import link_findings
+from telekit.diagnose.analysis.stuck_rules import stuck_findings
+from telekit.diagnose.analysis.summary import RankSummary, summarise
+from telekit.diagnose.trace import Trace, TraceProblem, TraceSet
+from telekit.errors import InputError, bad
+
+MINOR = 0.4
+"""A further finding must cost this share of the first's loss; less is taken for its consequence."""
+
+
+@dataclass(frozen=True, eq=False)
+class Diagnosis:
+    """What traces of a run say.
+
+    Parameters
+    ----------
+    verdict : str
+        ``healthy``, or the kind of the first finding.
+    bound : str
+        What bounds most ranks: ``compute``, ``communication``, ``host``, ``data``, ``unknown``.
+    ranks : tuple of RankSummary
+        One a trace.
+    findings : tuple of Finding
+        The costliest first.
+    notes : tuple of str
+        Assumptions, and what is no fault though it looks like one.
+    problems : tuple of TraceProblem
+        What could not be used or was repaired.
+    clocks : Clocks or None
+        How the ranks' clocks compare; None where nothing ties them.
+    run : Run
+        What was measured.
+    """
+
+    verdict: str
+    bound: str
+    ranks: tuple[RankSummary, ...]
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...]
+    problems: tuple[TraceProblem, ...]
+    clocks: Clocks | None
+    run: Run
+
+    @property
+    def healthy(self) -> bool:
+        """Nothing was found."""
+        return not self.findings
+
+    @property
+    def stragglers(self) -> tuple[Finding, ...]:
+        """Findings that name some of the ranks."""
+        return tuple(f for f in self.findings if f.scope != "all")
+
+    @property
+    def evidence(self) -> tuple[Evidence, ...]:
+        """Evidence of all findings."""
+        return tuple(e for f in self.findings for e in f.evidence)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, fit for strict JSON."""
+        stragglers = [
+            {"rank": rank, "cause": f.cause, "kind": f.kind, "scope": f.scope, "share": f.share}
+            for f in self.stragglers
+            for rank in f.ranks
+        ]
+        return {
+            "verdict": self.verdict,
+            "bound": self.bound,
+            "findings": [f.to_dict() for f in self.findings],
+            "stragglers": stragglers,
+            "ranks": [r.to_dict() for r in self.ranks],
+            "evidence": [e.to_dict() for e in self.evidence],
+            "notes": list(self.notes),
+            "problems": [str(p) for p in self.problems],
+        }
+
+
+def diagnose(
+    source: str | Path | TraceSet | Trace | Iterable[Trace],
+    *,
+    ranks_per_node: int = 8,
+    progress: Progress | None = None,
+) -> Diagnosis:
+    """Say what is wrong with a run, from its traces.
+
+    Parameters
+    ----------
+    source : path, TraceSet, Trace or traces
+        A trace file, a folder of one file a rank, or traces already read.
+    ranks_per_node : int
+        Ranks 0 to n - 1 share a node, and so on.
+    progress : callable, optional
+        Called with (done, total, what).
+
+    Raises
+    ------
+    InputError
+        No event can be used, or two traces are of one rank.
+    """
+    if ranks_per_node < 1:
+        raise bad("ranks_per_node", ranks_per_node, "must be 1 or more", "8 is usual")
+    given = _traces(source, progress)
+    traces = [t for t in given.traces if len(t)]
+    if not traces:
+        raise _nothing(given)
+    _check_ranks(traces)
+    run = measure(traces, ranks_per_node, progress)
+    clocks, notes = _clocks(run)
+    valid = _valid(run, clocks)
+    findings = _findings(run, valid)
+    summaries = summarise(run)
+    bound = Counter(r.bound for r in summaries).most_common(1)[0][0]
+    notes += _notes(run, given, summaries)
+    problems = (*given.problems, *(p for t in run.traces for p in t.problems),
+                *(p for t in given.tables for p in t.problems))  # fmt: skip
+    verdict = findings[0].kind if findings else "healthy"
+    return Diagnosis(verdict, bound, summaries, findings, tuple(notes), problems, clocks, run)
+
+
+def _traces(source: Any, progress: Progress | None) -> TraceSet:
+    if isinstance(source, TraceSet):
+        return source
+    if isinstance(source, Trace):
+        return TraceSet.of([source])
+    if isinstance(source, str | Path):
+        from telekit.diagnose.readers import read
+
+        found: TraceSet = read(source, progress=progress)
+        return found
+    return TraceSet.of(source)
+
+
+def _nothing(given: TraceSet) -> InputError:
+    problems = "; ".join(str(p) for p in given.all_problems[:4])
+    return bad("traces", len(given.traces), f"no event can be used{': ' + problems if problems else ''}",
+               "give a trace with complete events")  # fmt: skip
+
+
+def _check_ranks(traces: Sequence[Trace]) -> None:
+    """Two traces of one rank, or several of unknown rank, cannot be compared."""
+    known = Counter(t.rank for t in traces if t.rank is not None)
+    twice = [rank for rank, count in known.items() if count > 1]
+    if twice:
+        files = [t.source for t in traces if t.rank == twice[0]]
+        raise bad("rank", twice[0], f"is the rank of {len(files)} traces: {', '.join(files[:3])}",
+                  "put each run into a folder of its own")  # fmt: skip
+    unknown = [t.source or "a trace" for t in traces if t.rank is None]
+    if unknown and len(traces) > 1:
+        raise bad("rank", unknown[0], "the trace does not say its rank, and so cannot be compared with others",
+                  "write the rank into the file's name (rank3.json)")  # fmt: skip
+
+
+def _clocks(run: Run) -> tuple[Clocks | None, list[str]]:
+    """Align clocks; say so where that is impossible, and which clocks were set during the trace."""
+    if len(run.traces) < 2:
+        return None, []
+    try:
+        clocks = align(run.traces, run.collectives)
+    except InputError as error:
+        return None, [f"times of different ranks are not compared: {error.problems[0].rule}"]
+    notes = [
+        f"the clock of rank {run.ranks[j.trace]} was set by {j.by_s * 1e3:+.3f} ms between {j.after_s:.6f} s and "
+        f"{j.before_s:.6f} s of its trace; not a fault"
+        for j in clocks.jumps
+    ]
+    return clocks, notes
+
+
+def _valid(run: Run, clocks: Clocks | None) -> NDArray[np.bool_]:
+    """Ranks and steps whose durations count: not those in which a clock was set."""
+    valid = np.ones(run.wall_s.shape, bool)
+    for jump in clocks.jumps if clocks else ():
+        edges = run.breakdowns[jump.trace].edges_s
+        touched = (edges[:-1] < jump.before_s) & (edges[1:] > jump.after_s)
+        touched = np.convolve(touched, np.ones(3), "same") > 0  # a clock set back mixes neighbouring steps
+        valid[jump.trace] &= ~touched[run.column[jump.trace]]
+    return valid
+
+
+def _findings(run: Run, valid: NDArray[np.bool_]) -> tuple[Finding, ...]:
+    """Apply all rules; drop what only follows from a costlier finding."""
+    if not run.number.size or run.step_s <= 0 or not any(t.on_device.any() for t in run.traces):
+        return tuple(stuck_findings(run))
+    found = stuck_findings(run)
+    found += device_findings(run, valid) + host_findings(run, valid) + link_findings(run, valid)
+    found = [replace(f, share=min(f.share * run.step_s / run.mean_step_s, 1.0)) for f in found]
+    found.sort(key=lambda f: (f.kind != "stuck", -f.share))
+    kept: list[Finding] = []
+    for finding in found:
+        if not any(_follows(finding, first) for first in kept):
+            kept.append(finding)
+    return tuple(kept)
+
+
+def _follows(finding: Finding, first: Finding) -> bool:
+    """Tell whether a finding may be a consequence of a costlier one."""
+    return finding.share < MINOR * first.share or set(finding.ranks) <= set(first.ranks)
+
+
+def _notes(run: Run, given: TraceSet, summaries: Sequence[RankSummary]) -> list[str]:
+    notes = [*given.notes, *dict.fromkeys(n for t in run.traces for n in t.notes)]
+    if len(run.traces) > run.ranks_per_node:
+        notes.append(f"ranks are taken to fill nodes of {run.ranks_per_node} in order")
+    incomplete = [(r.rank, r.incomplete, r.steps) for r in summaries if r.incomplete]
+    notes += [
+        f"rank {rank}: {len(steps)} of {count} steps have no kernels and are left out"
+        for rank, steps, count in incomplete[:5]
+    ]
+    device = any(t.on_device.any() for t in run.traces)
+    if not device:
+        notes.append("no device was traced: nothing is said about kernels")
+    elif len(run.traces) > 1 or (given.traces[0].world_size or 1) > 1:
+        silent = [t.rank for t in run.traces if not t.is_kind("communication").any()]
+        if silent:
+            notes.append(
+                f"no communication kernel in the traces of ranks {silent[:8]}: names may be unknown ones"
+            )
+    if 1 < len(run.traces) < 3:
+        notes.append("two ranks: who is slow cannot be told from who is normal; three or more can")
+    return notes

@@ -1,0 +1,122 @@
+"""What is wrong, on which ranks, by how much, and the events that show it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+CAUSES = ("device", "link", "host", "data", "load")
+"""Where a fault lies: the device, a link, the host, the loading of data, or work that is not evenly shared."""
+KINDS = {
+    "slow device": "device",
+    "slow device in some steps": "device",
+    "frequency drop after idle": "device",
+    "slow link": "link",
+    "slow point-to-point": "link",
+    "slow launch": "host",
+    "pause": "host",
+    "checkpoint": "host",
+    "memory": "host",
+    "late": "host",
+    "stuck": "host",
+    "slow data loading": "data",
+    "expert imbalance": "load",
+}
+"""Kinds of finding and the cause of each."""
+SCOPES = ("rank", "node", "group", "several", "all")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Something a person can look up in a trace.
+
+    Parameters
+    ----------
+    text : str
+        What it shows, with the numbers compared.
+    rank : int or None
+        Whose trace.
+    event : mapping
+        The event there (:meth:`Trace.event`); empty where the evidence is a sum or a gap.
+    start_s, end_s : float or None
+        Times by the rank's own clock.
+    """
+
+    text: str
+    rank: int | None = None
+    event: dict[str, Any] = field(default_factory=dict)
+    start_s: float | None = None
+    end_s: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, fit for JSON."""
+        found: dict[str, Any] = {"text": self.text, "rank": self.rank}
+        if self.event:
+            found["event"] = self.event
+        if self.start_s is not None:
+            found |= {"start_s": self.start_s, "end_s": self.end_s}
+        return found
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong.
+
+    Parameters
+    ----------
+    kind : str
+        One of :data:`KINDS`.
+    scope : str
+        One of :data:`SCOPES`: who has it.
+    ranks : tuple of int
+        Ranks at fault, the worst first; all of the run where the scope is ``all``.
+    steps : tuple of int
+        Numbers of the steps that show it.
+    share : float
+        Time lost to it over the time of the run, as seen on the worst rank.
+    score : float
+        How far from chance: robust standard deviations, or minus the logarithm of a probability; larger is surer.
+    evidence : tuple of Evidence
+        Events and numbers.
+    detail : str
+        A subdivision in words (``garbage collection``, ``monitoring``, ``rotates over ranks``).
+    advice : str
+        What to do.
+    """
+
+    kind: str
+    scope: str
+    ranks: tuple[int, ...]
+    steps: tuple[int, ...]
+    share: float
+    score: float
+    evidence: tuple[Evidence, ...] = ()
+    detail: str = ""
+    advice: str = ""
+
+    @property
+    def cause(self) -> str:
+        """One of :data:`CAUSES`."""
+        return KINDS[self.kind]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, fit for JSON."""
+        return {
+            "cause": self.cause,
+            "kind": self.kind,
+            "detail": self.detail,
+            "scope": self.scope,
+            "ranks": list(self.ranks),
+            "steps": list(self.steps),
+            "share": self.share,
+            "score": self.score,
+            "advice": self.advice,
+            "evidence": [e.to_dict() for e in self.evidence],
+        }
+
+    def __str__(self) -> str:
+        """One line."""
+        shown = ", ".join(map(str, self.ranks[:8])) + (", …" if len(self.ranks) > 8 else "")
+        who = "all ranks" if self.scope == "all" else f"rank{'s' if len(self.ranks) > 1 else ''} {shown}"
+        detail = f" ({self.detail})" if self.detail else ""
+        return f"{self.kind}{detail}: {who}, {self.share:.1%} of the time"
