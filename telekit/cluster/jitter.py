@@ -156,8 +156,10 @@ def _expected(devices: int, spread: Spread, node_share: float, per_node: int) ->
         return expected_largest(devices, spread)
     if node_share == 1:
         return expected_largest(-(-devices // per_node), spread)
-    points = _grid(spread, 3000)
-    below = _largest_below(points, devices, spread, node_share, per_node)
+    points, (nodes, rest) = _grid(spread, 3000), divmod(devices, per_node)
+    below = _below_on_grid(spread, node_share, per_node) ** nodes
+    if rest:
+        below = below * _below_on_grid(spread, node_share, rest)
     widths, middle = np.diff(points), 0.5 * (below[1:] + below[:-1])
     negative = points[1:] <= 0
     # E[X] is the integral of 1 - F above 0, less that of F below
@@ -174,12 +176,24 @@ def _grid(spread: Spread, count: int) -> Floats:
 
 
 def _largest_below(points: Floats, devices: int, spread: Spread, node_share: float, per_node: int) -> Floats:
-    """Chance that none of the devices lies above each point: that of a node, given its common part, over all nodes."""
+    """Chance that none of the devices lies above each point: that of one node, to the power of their number."""
     nodes, rest = divmod(devices, per_node)
     if node_share == 0:
         return np.asarray(standard_below(points, spread) ** devices)
     if node_share == 1:
         return np.asarray(standard_below(points, spread) ** (nodes + (rest > 0)))
+    full = _node_below(points, spread, node_share, per_node) ** nodes
+    return full * _node_below(points, spread, node_share, rest) if rest else full
+
+
+@cache
+def _below_on_grid(spread: Spread, node_share: float, size: int) -> Floats:
+    """Return the node's chances at the grid's points, which serve any number of such nodes."""
+    return _node_below(_grid(spread, 3000), spread, node_share, size)
+
+
+def _node_below(points: Floats, spread: Spread, node_share: float, size: int) -> Floats:
+    """Chance that none of a node's devices lies above each point, given its common part, over all of that."""
     edges = _grid(spread, 1000)
     weight = np.diff(standard_below(edges, spread))
     common = 0.5 * (edges[1:] + edges[:-1])
@@ -187,6 +201,5 @@ def _largest_below(points: Floats, devices: int, spread: Spread, node_share: flo
     for begin in range(0, len(points), 256):  # one block of the table stays in the cache
         part = points[begin : begin + 256, None]
         own = standard_below((part - math.sqrt(node_share) * common) / math.sqrt(1 - node_share), spread)
-        full = (own**per_node @ weight) ** nodes
-        result[begin : begin + 256] = full * (own**rest @ weight) if rest else full
+        result[begin : begin + 256] = own**size @ weight
     return result

@@ -366,6 +366,57 @@ SOLUTIONS: dict[str, dict[str, tuple[str, dict[str, str]]]] = {
             },
         ),
     },
+    "09_cluster_optimization": {
+        "exercise-straggler": (
+            "2",
+            {"0": "for somebody else", "3": "its kernels take longest", "8": "one of the ranks 0 to 7"},
+        ),
+        "exercise-fuse": (
+            "18e-3 / 12e-6",
+            {"500": "that many must go", "2000": "there now", "2667": "the other way round"},
+        ),
+        "exercise-many": (
+            "0.5 * 3.626",
+            {
+                "0.5 * 4.079": "it overstates",
+                "0.5": "all wait for the slowest",
+                "3.63": "in standard deviations",
+                "0.5 * 2.344": "of 64 devices",
+                "0.5 / 64": "shrink with the root",
+            },
+        ),
+        "exercise-windows": (
+            "(240 - 8) / 4 + 1",
+            {
+                "60": "must end there",
+                "58": "the first one counts",
+                "30": "windows overlap",
+                "233": "not every second",
+            },
+        ),
+        "exercise-flow": (
+            '{"rank": 10, "cause": "not delivered"}',
+            {
+                '{"rank": 12, "cause": "not delivered"}': "it is the receiver",
+                '{"rank": 14, "cause": "not delivered"}': "more chunks done than another one",
+                '{"rank": 10, "cause": "not transmitted"}': "have been transmitted",
+                '{"rank": 10, "cause": "waiting for GPU data"}': "all three were equal",
+                '{"rank": 10, "cause": "not started"}': "all three were 0",
+                "10": "Write",
+            },
+        ),
+        "exercise-design": (
+            '{"period_s": 1, "together": True, "captured": 0.45}',
+            {
+                '{"period_s": 60, "together": False, "captured": 0.45}': "too rare",
+                '{"period_s": 1, "together": False, "captured": 0.45}': "monitor 1.00%",
+                '{"period_s": 1, "together": True, "captured": 0.3}': "host 14.00%",
+                '{"period_s": 0.5, "together": True, "captured": 0.45}': "monitor 1.20%",
+                '{"period_s": 1, "together": True, "captured": 1}': "shapes change",
+                '{"period_s": 1}': "Write period_s, together and captured",
+            },
+        ),
+    },
     "10_results_and_scaling": {
         "exercise-kept": (
             "100 * 1466.8 / (4 * 433.6)",

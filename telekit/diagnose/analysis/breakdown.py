@@ -75,8 +75,7 @@ def break_down(trace: Trace, steps: Steps, transfer: tuple[Floats, Floats] | Non
     """
     edges = steps.edges_s
     window = (float(edges[0]), float(edges[-1]))
-    found = sweep(_classes(trace, steps, transfer), window, edges.tolist())
-    category = _category(found.active)
+    found, category = pieces(trace, steps, transfer)
     step = np.clip(np.searchsorted(edges, found.edges_s[:-1], side="right") - 1, 0, max(len(edges) - 2, 0))
     steps_count = len(edges) - 1
     flat = step * len(CATEGORIES) + category
@@ -93,6 +92,18 @@ def break_down(trace: Trace, steps: Steps, transfer: tuple[Floats, Floats] | Non
         gaps[0][real],
         gaps[1][real],
     )
+
+
+def pieces(
+    trace: Trace, steps: Steps, transfer: tuple[Floats, Floats] | None = None
+) -> tuple[Sweep, NDArray[np.int64]]:
+    """Cut a rank's steps at every change, and say what each piece is: an index into :data:`CATEGORIES`.
+
+    Parameters as of :func:`break_down`.
+    """
+    edges = steps.edges_s
+    found = sweep(_classes(trace, steps, transfer), (float(edges[0]), float(edges[-1])), edges.tolist())
+    return found, _category(found.active)
 
 
 def _classes(

@@ -1,4 +1,4 @@
-"""From traces to a verdict: what is wrong, on which ranks, and the events that show it."""
+"""From traces and tables to a verdict: what is wrong, on which ranks, and what shows it."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from telekit.diagnose.analysis.host_rules import host_findings
 from telekit.diagnose.analysis.link_rules import link_findings
 from telekit.diagnose.analysis.stuck_rules import stuck_findings
 from telekit.diagnose.analysis.summary import RankSummary, summarise
+from telekit.diagnose.tables.analyse import analyse_tables
+from telekit.diagnose.tables.report import TableReport
 from telekit.diagnose.trace import Trace, TraceProblem, TraceSet
 from telekit.errors import InputError, bad
 
@@ -28,18 +30,19 @@ MINOR = 0.4
 
 @dataclass(frozen=True, eq=False)
 class Diagnosis:
-    """What traces of a run say.
+    """What traces and tables of a run say.
 
     Parameters
     ----------
     verdict : str
         ``healthy``, or the kind of the first finding.
     bound : str
-        What bounds most ranks: ``compute``, ``communication``, ``host``, ``data``, ``unknown``.
+        What bounds most ranks: ``compute``, ``communication``, ``host``, ``data``, ``unknown``. By the traces; without
+        any by the first table that says it.
     ranks : tuple of RankSummary
         One a trace.
     findings : tuple of Finding
-        The costliest first.
+        The costliest first; those of traces, then those of tables that say something else.
     notes : tuple of str
         Assumptions, and what is no fault though it looks like one.
     problems : tuple of TraceProblem
@@ -47,7 +50,9 @@ class Diagnosis:
     clocks : Clocks or None
         How the ranks' clocks compare; None where nothing ties them.
     run : Run
-        What was measured.
+        What was measured on the traces.
+    tables : tuple of TableReport
+        What tables say, one a kind.
     """
 
     verdict: str
@@ -58,6 +63,7 @@ class Diagnosis:
     problems: tuple[TraceProblem, ...]
     clocks: Clocks | None
     run: Run
+    tables: tuple[TableReport, ...] = ()
 
     @property
     def healthy(self) -> bool:
@@ -81,12 +87,18 @@ class Diagnosis:
             for f in self.stragglers
             for rank in f.ranks
         ]
+        stragglers += [
+            {"rank": None, "machine": m, "cause": f.cause, "kind": f.kind, "scope": f.scope, "share": f.share}
+            for f in self.stragglers
+            for m in f.machines
+        ]
         return {
             "verdict": self.verdict,
             "bound": self.bound,
             "findings": [f.to_dict() for f in self.findings],
             "stragglers": stragglers,
             "ranks": [r.to_dict() for r in self.ranks],
+            "tables": [t.to_dict() for t in self.tables],
             "evidence": [e.to_dict() for e in self.evidence],
             "notes": list(self.notes),
             "problems": [str(p) for p in self.problems],
@@ -99,12 +111,17 @@ def diagnose(
     ranks_per_node: int = 8,
     progress: Progress | None = None,
 ) -> Diagnosis:
-    """Say what is wrong with a run, from its traces.
+    """Say what is wrong with a run, from its traces and tables.
+
+    Formats of traces: Chrome trace JSON of PyTorch (Kineto) and of Ascend's profilers, also compressed;
+    ``kernel_details.csv``; SQLite and CSV of nsys; JSON and CSV of rocprof. Of tables: logs with Megatron-LM's timers,
+    Ascend's ``step_trace_time.csv`` (of ranks or of the cluster) and ``op_statistic.csv``, and CSV of metrics over time
+    with a column that names the machine or rank. A folder may mix them: each is analysed by itself.
 
     Parameters
     ----------
     source : path, TraceSet, Trace or traces
-        A trace file, a folder of one file a rank, or traces already read.
+        A file, a folder of one file a rank, or traces already read.
     ranks_per_node : int
         Ranks 0 to n - 1 share a node, and so on.
     progress : callable, optional
@@ -113,26 +130,62 @@ def diagnose(
     Raises
     ------
     InputError
-        No event can be used, or two traces are of one rank.
+        Nothing can be used, or, without tables, two traces are of one rank.
     """
     if ranks_per_node < 1:
         raise bad("ranks_per_node", ranks_per_node, "must be 1 or more", "8 is usual")
     given = _traces(source, progress)
-    traces = [t for t in given.traces if len(t)]
-    if not traces:
-        raise _nothing(given)
-    _check_ranks(traces)
+    tables = analyse_tables(given.tables, ranks_per_node)
+    traces, unusable = _usable(given, tables)
     run = measure(traces, ranks_per_node, progress)
     clocks, notes = _clocks(run)
-    valid = _valid(run, clocks)
-    findings = _findings(run, valid)
+    findings = _with_tables(_findings(run, _valid(run, clocks)) if traces else (), tables)
     summaries = summarise(run)
-    bound = Counter(r.bound for r in summaries).most_common(1)[0][0]
     notes += _notes(run, given, summaries)
-    problems = (*given.problems, *(p for t in run.traces for p in t.problems),
-                *(p for t in given.tables for p in t.problems))  # fmt: skip
+    problems = (*given.problems, *unusable, *(p for t in run.traces for p in t.problems),
+                *(p for t in given.tables for p in t.problems), *(p for t in tables for p in t.problems))  # fmt: skip
     verdict = findings[0].kind if findings else "healthy"
-    return Diagnosis(verdict, bound, summaries, findings, tuple(notes), problems, clocks, run)
+    return Diagnosis(
+        verdict, _bound(summaries, tables), summaries, findings, tuple(notes), problems, clocks, run, tables
+    )
+
+
+def _usable(given: TraceSet, tables: Sequence[TableReport]) -> tuple[list[Trace], list[TraceProblem]]:
+    """Return traces with events, and why none can be compared; that is refused where no table can be used either."""
+    has_tables = any(t.rows for t in tables)
+    traces = [t for t in given.traces if len(t)]
+    empty = [
+        TraceProblem("a trace has no event that can be used", 1, (t.source,))
+        for t in given.traces
+        if not len(t)
+    ]
+    try:
+        if not traces and not has_tables:
+            raise _nothing(given, tables)
+        _check_ranks(traces)
+    except InputError as error:
+        if not has_tables:
+            raise
+        return [], [*empty, TraceProblem(f"traces are not analysed: {error}"[:300], len(traces))]
+    return traces, empty if has_tables else []
+
+
+def _with_tables(found: tuple[Finding, ...], tables: Sequence[TableReport]) -> tuple[Finding, ...]:
+    """Add findings of tables whose ranks, or where all ranks have it whose cause, no earlier finding has."""
+    kept = list(found)
+    for finding in sorted((f for t in tables for f in t.findings), key=lambda f: -f.share):
+        same = [k for k in kept if k.cause == finding.cause and "all" in (k.scope, finding.scope)]
+        some = set(finding.ranks) if finding.scope != "all" else set()
+        if not same and not any(some and some <= set(k.ranks) and k.scope != "all" for k in kept):
+            kept.append(finding)
+    return tuple(kept)
+
+
+def _bound(summaries: Sequence[RankSummary], tables: Sequence[TableReport]) -> str:
+    """Tell what bounds most ranks; without traces, what the first table that knows it says."""
+    if summaries:
+        return Counter(r.bound for r in summaries).most_common(1)[0][0]
+    return next((t.bound for t in tables if t.bound != "unknown"), "unknown")
 
 
 def _traces(source: Any, progress: Progress | None) -> TraceSet:
@@ -148,8 +201,13 @@ def _traces(source: Any, progress: Progress | None) -> TraceSet:
     return TraceSet.of(source)
 
 
-def _nothing(given: TraceSet) -> InputError:
-    problems = "; ".join(str(p) for p in given.all_problems[:4])
+def _nothing(given: TraceSet, tables: Sequence[TableReport]) -> InputError:
+    problems = "; ".join(str(p) for p in [*given.all_problems, *(p for t in tables for p in t.problems)][:4])
+    if tables and not given.traces:
+        says = "; ".join(f"{t.kind}: {t.says}" for t in tables)
+        return bad(
+            "tables", len(given.tables), f"cannot be used: {says}{': ' + problems if problems else ''}"
+        )
     return bad("traces", len(given.traces), f"no event can be used{': ' + problems if problems else ''}",
                "give a trace with complete events")  # fmt: skip
 
@@ -217,6 +275,8 @@ def _follows(finding: Finding, first: Finding) -> bool:
 
 def _notes(run: Run, given: TraceSet, summaries: Sequence[RankSummary]) -> list[str]:
     notes = [*given.notes, *dict.fromkeys(n for t in run.traces for n in t.notes)]
+    if not run.traces:
+        return [*notes, "no trace: the tables alone are judged"]
     if len(run.traces) > run.ranks_per_node:
         notes.append(f"ranks are taken to fill nodes of {run.ranks_per_node} in order")
     incomplete = [(r.rank, r.incomplete, r.steps) for r in summaries if r.incomplete]

@@ -138,10 +138,10 @@ def measure(traces: Sequence[Trace], ranks_per_node: int = 8, progress: Progress
         steps.append(find_steps(fixed[-1]))
         tell(i + 1, total, "steps")
     matched = match(fixed, steps)
-    transfers = _transfers(matched, len(fixed))
+    moving = transfers(matched, len(fixed))
     broken = []
     for i, (trace, found) in enumerate(zip(fixed, steps, strict=True)):
-        broken.append(break_down(trace, found, transfers[i]))
+        broken.append(break_down(trace, found, moving[i]))
         tell(len(traces) + i + 1, total, "categories")
     number, column = _common(steps)
     names, mean, middle, count = _kernels(fixed, steps, number, column)
@@ -159,7 +159,7 @@ def _order(trace: Trace, steps: Steps, step: int) -> int:
     return zlib.crc32(np.column_stack([np.array(names, np.int64)[trace.name[at]], ahead]).tobytes())
 
 
-def _transfers(matched: Collectives, count: int) -> list[tuple[Floats, Floats]]:
+def transfers(matched: Collectives, count: int) -> list[tuple[Floats, Floats]]:
     """When each rank's communication moves data: the last part of each event, as long as the shortest of its kind."""
     begin = matched.start_s + matched.wait_s
     order = np.argsort(matched.rank, kind="stable")

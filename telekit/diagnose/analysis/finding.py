@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-CAUSES = ("device", "link", "host", "data", "load")
-"""Where a fault lies: the device, a link, the host, the loading of data, or work that is not evenly shared."""
+CAUSES = ("device", "link", "host", "data", "load", "unknown")
+"""Where a fault lies: the device, a link, the host, the loading of data, or work that is not evenly shared; tables do
+not always tell."""
 KINDS = {
     "slow device": "device",
     "slow device in some steps": "device",
@@ -21,8 +22,14 @@ KINDS = {
     "stuck": "host",
     "slow data loading": "data",
     "expert imbalance": "load",
+    "uneven work": "load",
+    "host bound": "host",
+    "AI CPU operators": "device",
+    "slow rank": "unknown",
+    "slow iterations": "unknown",
+    "unlike machine": "unknown",
 }
-"""Kinds of finding and the cause of each."""
+"""Kinds of finding and the cause of each; those after ``expert imbalance`` come from tables only."""
 SCOPES = ("rank", "node", "group", "several", "all")
 
 
@@ -82,6 +89,8 @@ class Finding:
         A subdivision in words (``garbage collection``, ``monitoring``, ``rotates over ranks``).
     advice : str
         What to do.
+    machines : tuple of str
+        Machines at fault, where metrics name them.
     """
 
     kind: str
@@ -93,6 +102,7 @@ class Finding:
     evidence: tuple[Evidence, ...] = ()
     detail: str = ""
     advice: str = ""
+    machines: tuple[str, ...] = ()
 
     @property
     def cause(self) -> str:
@@ -107,6 +117,7 @@ class Finding:
             "detail": self.detail,
             "scope": self.scope,
             "ranks": list(self.ranks),
+            "machines": list(self.machines),
             "steps": list(self.steps),
             "share": self.share,
             "score": self.score,
@@ -116,7 +127,11 @@ class Finding:
 
     def __str__(self) -> str:
         """One line."""
-        shown = ", ".join(map(str, self.ranks[:8])) + (", …" if len(self.ranks) > 8 else "")
-        who = "all ranks" if self.scope == "all" else f"rank{'s' if len(self.ranks) > 1 else ''} {shown}"
+        named = self.ranks or self.machines
+        shown = ", ".join(map(str, named[:8])) + (", …" if len(named) > 8 else "")
+        what = "machine" if self.machines and not self.ranks else "rank"
+        who = f"{what}{'s' if len(named) > 1 else ''} {shown}" if named else "some ranks"
+        who = "all ranks" if self.scope == "all" else who
         detail = f" ({self.detail})" if self.detail else ""
-        return f"{self.kind}{detail}: {who}, {self.share:.1%} of the time"
+        cost = f", {self.share:.1%} of the time" if self.ranks or self.share or not self.machines else ""
+        return f"{self.kind}{detail}: {who}{cost}"

@@ -67,6 +67,10 @@ class Rules:
         """Threshold for so many machines: k equal outliers among n have a z-score of sqrt((n - k) / k)."""
         return min(self.threshold, 0.8 * math.sqrt(max(machines - 2, 0.5) / 2))
 
+    def windows(self, stride_s: float, length_s: float = WINDOW) -> int:
+        """Windows that cover the continuity, from the first one's begin to the last one's end."""
+        return max(math.ceil((self.continuity_s - length_s) / stride_s - 1e-9), 0) + 1
+
 
 class Alert(NamedTuple):
     """One machine named.
@@ -244,7 +248,7 @@ def _lasting(
     name: str, found: MetricScores, rules: Rules, healthy_distance: float, stride_s: float, length_s: float
 ) -> list[Alert]:
     """Name machines that are candidates for long enough; the first such time of each."""
-    needed = max(math.ceil((rules.continuity_s - length_s) / stride_s - 1e-9), 0) + 1
+    needed = rules.windows(stride_s, length_s)
     if needed > len(found.begin_s):
         return []
     distance = moving_mean(found.distance, needed)

@@ -38,7 +38,7 @@ def finished(trace: Trace, streams: bool = True) -> Trace:
     trace = with_steps(trace)
     notes = list(trace.notes)
     if trace.rank is None:
-        notes.append("the rank is not known: neither the trace nor its file name says (rank=... tells it)")
+        notes.append("the rank is not known: neither the trace nor its file name says (rank3.json would)")
     if len(trace) and not trace.on_device.any():
         notes.append("no event is on a device: only host events were recorded")
     elif len(trace) and not trace.is_kind("communication").any():

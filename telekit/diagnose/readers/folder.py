@@ -29,6 +29,11 @@ from telekit.diagnose.trace import Table, Trace, TraceSet
 from telekit.errors import InputError, bad
 
 MAX_FILES = 100_000
+FORMATS = (
+    "traces of Kineto (torch.profiler), Ascend, nsys or rocprof, logs of Megatron-LM's timers, Ascend's "
+    "step_trace_time.csv and op_statistic.csv, or CSV of metrics (columns: time, machine or rank, one a metric)"
+)
+HELP = "`telekit diagnose --help` says more"
 _ENDINGS = (".json", ".csv", ".tsv", ".sqlite", ".db", ".log", ".txt", ".out", ".gz", ".trace")
 _CHROME = ('"traceEvents"', '"ph"', '"schemaVersion"', '"deviceProperties"', '"distributedInfo"',
            '"baseTimeNanoseconds"', '"displayTimeUnit"')  # fmt: skip
@@ -36,7 +41,9 @@ _PART = re.compile(
     r"^(.*?)[_-]?(?:kernel|hip_api|hip_runtime_api|hip_compiler_api|hsa_api|memory_copy|marker_api|memory_allocation"
     r"|scratch_memory|rccl_api|cuda_gpu|cuda_api|nvtx_pushpop|nvtx_startend)_trace$"
 )
-_ITERATION = re.compile(r"\biteration\s{1,20}\d{1,15}\s{0,20}/.*elapsed time per iteration \(ms\)")
+_ITERATION = re.compile(
+    r"\biteration[\s=]\s{0,20}\d{1,15}\s{0,20}/.*elapsed[ _]time[ _]per[ _]iteration[ _]\(?ms"
+)
 
 
 def read(path: str | Path, *, rank: int | None = None, progress: Progress | None = None) -> TraceSet:
@@ -66,8 +73,9 @@ def read(path: str | Path, *, rank: int | None = None, progress: Progress | None
         return _folder(path, progress)
     kind = _sniffed(path)
     if not kind:
-        known = "traces of Kineto, Ascend, nsys or rocprof, logs of Megatron-LM's timers, or CSV of metrics"
-        raise bad("file", path.name, f"is none of the formats that are read: {known}", source=str(path))
+        raise bad(
+            "file", path.name, f"is none of the formats that are read: {FORMATS}", HELP, source=str(path)
+        )
     return _set(_read_as(kind, [path], rank, progress), (), ())
 
 
@@ -135,7 +143,14 @@ def _folder(folder: Path, progress: Progress | None) -> TraceSet:
     if passed:
         notes.append(f"{passed:,} files of other formats were passed over")
     if not found:
-        raise bad("folder", folder.name, "holds no trace or table that can be read", source=str(folder))
+        told = [str(p) for p in problems.listed()[:3]]
+        if passed:
+            told.append(f"{passed:,} files are of other formats")
+        why = "; ".join(told) or f"no file's name ends in {' '.join(_ENDINGS)}"
+        rule = f"holds no trace or table that can be read: {why}"
+        raise bad(
+            "folder", folder.name or str(folder), rule, f"it takes {FORMATS}; {HELP}", source=str(folder)
+        )
     return _set(found, tuple(notes), problems.listed())
 
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from telekit.diagnose.builder import ProblemCounter
+from telekit.diagnose.readers.finish import rank_of
 from telekit.diagnose.readers.rows import lines
 from telekit.diagnose.readers.source import Progress
 from telekit.diagnose.trace import Table
 from telekit.errors import bad
 
 HEADS = ("max time across ranks (ms):", "(min, max) time across ranks (ms):", "times across ranks (ms):")
-_ITERATION = re.compile(r"\biteration\s{1,20}(\d{1,15})\s{0,20}/")
-_ELAPSED = re.compile(r"elapsed time per iteration \(ms\):\s{0,20}([\d.eE+-]{1,30})")
+_ITERATION = re.compile(r"\biteration[\s=]\s{0,20}(\d{1,15})\s{0,20}/")
+_ELAPSED = re.compile(r"elapsed[ _]time[ _]per[ _]iteration[ _]\(?ms\)?[:=]\s{0,20}([\d.eE+-]{1,30})")
 _PREFIX = r"^(?:\[?[\w.:-]{1,40}\]?:?\s){0,3}?\s*"  # a launcher may put the rank before each line
 _BOTH = re.compile(_PREFIX + r"([\w./-][\w./ -]{0,100}?) \.*:\s\(([^,()]{1,30}),\s?([^,()]{1,30})\)\s*$")
 _ONE = re.compile(_PREFIX + r"([\w./-][\w./ -]{0,100}?) \.*:\s([\d.eE+naif-]{1,30})\s*$")
@@ -41,18 +43,43 @@ def read_timers(path: Path, rank: int | None = None, progress: Progress | None =
         No timers are in it.
     """
     problems, log = ProblemCounter(), _Log()
-    for number, line in lines(path, problems, progress):
+    open_end = _ends_open(path)
+    for number, line in _known_last(lines(path, problems, progress)):
+        if number < 0 and open_end:
+            problems.add("the last line has no end, its value may be cut: left out", f"line {-number}")
+            break
         try:
             log.line(line)
         except ValueError:
-            problems.add("a timer's value is no number", f"line {number}")
+            problems.add("a timer's value is no number", f"line {abs(number)}")
     if not log.rows:
         raise bad("file", path.name, f"has no timers of Megatron-LM ({HEADS[1]} ...)", source=str(path))
     names, *numbers = zip(*log.rows, strict=True)
     columns = dict(
         zip(("iteration", "rank", "min_s", "max_s"), (np.array(c, float) for c in numbers), strict=True)
     )
+    rank = rank if rank is not None else rank_of(path)
     return Table("timers", columns, {"timer": names}, rank, str(path), (), problems.listed())
+
+
+def _known_last(source: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    """Yield lines with their numbers, that of the last one negative."""
+    held: tuple[int, str] | None = None
+    for one in source:
+        if held is not None:
+            yield held
+        held = one
+    if held is not None:
+        yield -held[0], held[1]
+
+
+def _ends_open(path: Path) -> bool:
+    """Tell whether a file's last line has no end, as one that is cut off; of a compressed file that is not known."""
+    with path.open("rb") as file:
+        if file.read(2) == b"\x1f\x8b":
+            return False
+        file.seek(-1, 2)
+        return file.read(1) != b"\n"
 
 
 class _Log:
@@ -81,7 +108,7 @@ class _Log:
         """Take a line of a report; False where it is none."""
         if self._head == 1 and (found := _BOTH.match(line)):
             self._row(found[1], math.nan, _seconds(found[2]), found[3])
-        elif self._head == 0 and (found := _ONE.match(line)):
+        elif self._head in (0, 1) and (found := _ONE.match(line)):  # older versions head both alike
             self._row(found[1], math.nan, math.nan, found[2])
         elif self._head == 2 and (found := _RANK.match(line)):
             if self._timer:
