@@ -47,7 +47,8 @@ def _print_estimate(found: Any) -> None:
         return
     print(
         f"step {format_seconds(found.step_time_s)}, {found.tokens_per_s_per_device:,.0f} tokens/s/device, "
-        f"{found.model_tflops_per_device:.0f} TFLOP/s/device, MFU {found.mfu:.1%}; "
+        f"{found.model_tflops_per_device:.0f} TFLOP/s/device, MFU {found.mfu:.1%}, "
+        f"HFU {found.hfu:.1%} (with what is recomputed); "
         f"{'fits' if found.fits else 'DOES NOT FIT'}: {format_bytes(found.peak_bytes)} of "
         f"{format_bytes(found.capacity_bytes)}"
     )

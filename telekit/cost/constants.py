@@ -10,7 +10,7 @@ from telekit.cluster.config import ClusterConfig, Device, LinkTier
 from telekit.cluster.curves import Curve
 from telekit.cluster.sourced import Sourced
 from telekit.comm.expert_links import expert_links
-from telekit.cost import memory, offload, step
+from telekit.cost import loss, memory, offload, step
 from telekit.cost.layers import Site
 from telekit.cost.step import step_cost
 from telekit.job import Job
@@ -216,8 +216,10 @@ def _of_code(job: Job) -> Iterator[tuple[str, float, Origin]]:
         ("FRAMEWORK_BYTES", memory.FRAMEWORK_BYTES, ASSUMED, True),
         ("WORKSPACE_BYTES", memory.WORKSPACE_BYTES, "two libraries' workspaces of cuBLAS, by their sources", True),
         ("GROUPED_WORKSPACE_BYTES", memory.GROUPED_WORKSPACE_BYTES, "Transformer Engine's four streams", many),
-        ("LOGIT_BYTES", memory.LOGIT_BYTES[train.cross_entropy_fusion], "tensors of the loss, by its source", True),
-        ("LINEAR_LOSS_TOKENS", memory.LINEAR_LOSS_TOKENS, ASSUMED, train.cross_entropy_fusion == "linear"),
+        ("LOGIT_BYTES", loss.LOGIT_BYTES[train.cross_entropy_fusion], "tensors of the loss, by its source", True),
+        ("LOSS_HELD_BYTES", loss.LOSS_HELD_BYTES[train.cross_entropy_fusion], "tensors of the loss, by its source",
+         layout.schedule in loss.LOSSES_WAIT),
+        ("LINEAR_LOSS_TOKENS", loss.LINEAR_LOSS_TOKENS, ASSUMED, train.cross_entropy_fusion == "linear"),
         ("OFFLOAD_CHUNKS", offload.OFFLOAD_CHUNKS, ASSUMED, layout.activation_offload > 0 and layout.vpp > 1),
         ("OFFLOAD_LAYERS", offload.OFFLOAD_LAYERS, ASSUMED, layout.activation_offload > 0 and layout.vpp == 1),
     )  # fmt: skip

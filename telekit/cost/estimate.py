@@ -12,6 +12,7 @@ from telekit.cost.assumptions import assumptions
 from telekit.cost.constants import Constant, constants
 from telekit.cost.interval import Interval, interval
 from telekit.cost.layers import CATEGORIES, Site
+from telekit.cost.recomputed import recomputed_flops_per_token
 from telekit.cost.step import StepCost, step_cost
 from telekit.errors import Problem
 from telekit.job import Job
@@ -50,7 +51,9 @@ class Estimate:
     """What one step of a job takes. Times are None when the layout is not valid.
 
     ``model_tflops_per_device`` and ``mfu`` count causal attention's half, MTP modules that are trained, and no
-    recomputation; MFU is against the 16-bit peak, also for fp8 training (as DeepSeek-V3 and NVIDIA report it).
+    recomputation; ``hfu`` counts what is recomputed too. Both go by the convention ``telekit`` (others:
+    :data:`telekit.model.utilization.CONVENTIONS`) and are against the 16-bit peak, also for fp8 training (as
+    DeepSeek-V3 and NVIDIA report it).
     ``breakdown_s`` sums to ``step_time_s``.
     """
 
@@ -63,6 +66,7 @@ class Estimate:
     tokens_per_s_per_device: float | None = None
     model_tflops_per_device: float | None = None
     mfu: float | None = None
+    hfu: float | None = None
     assumptions: tuple[str, ...] = ()
     interval: Interval | None = None
 
@@ -107,6 +111,8 @@ class Estimate:
             "tokens_per_s_per_device": self.tokens_per_s_per_device,
             "model_tflops_per_device": self.model_tflops_per_device,
             "mfu": self.mfu,
+            "hfu": self.hfu,
+            "utilization_convention": "telekit",
             "breakdown_s": self.breakdown_s,
             "stages": [stage.to_dict() for stage in self.stages],
             "peak_bytes": self.peak_bytes if self.stages else None,
@@ -139,7 +145,7 @@ def estimate(job: Job) -> Estimate:
     step = sum(parts.values())
     tokens_per_s = job.train.tokens / step / job.cluster.devices
     flops = training_flops_per_token(job.model, job.train.seq_len, include_mtp=job.train.mtp)
-    rate = tokens_per_s * flops
+    rate, peak = tokens_per_s * flops, job.cluster.device.peak(job.train.wide)
     return Estimate(
         job,
         (),
@@ -149,7 +155,8 @@ def estimate(job: Job) -> Estimate:
         parts,
         tokens_per_s,
         rate / 1e12,
-        rate / job.cluster.device.peak(job.train.wide),
+        rate / peak,
+        tokens_per_s * (flops + recomputed_flops_per_token(job)) / peak,
         assumptions(job),
         interval(job),
     )
@@ -170,26 +177,33 @@ def pipeline_s(job: Job, cost: StepCost) -> float:
 def breakdown(cost: StepCost, pipeline: float) -> dict[str, float]:
     """Split the step: the mean device's work by category, and what the pipeline adds to it as bubble.
 
-    Expert traffic is what shows: a schedule that pairs forward and backward hides the rest, save at both ends of
-    the step, which counts as bubble.
+    Expert traffic and waiting for the host are what shows: a schedule that pairs forward and backward hides the rest,
+    save at both ends of the step, which counts as bubble.
     """
     parts = {
         key: float(cost.micro_batches * np.mean(_total(cost, key)))
         for key in CATEGORIES
         if key in cost.forward or key in cost.backward
     }
-    if "ep_comm" in parts:
-        traffic, saved = (
-            float(cost.micro_batches * np.mean(x.sum(axis=0))) for x in (cost.traffic_s, cost.hidden_s)
-        )
-        parts["ep_comm"] -= traffic
-        parts["host"] -= saved - traffic
+    for key, time in _saved(cost).items():
+        parts[key] = parts.get(key, 0.0) - float(cost.micro_batches * np.mean(time))
     parts["bubble"] = pipeline - sum(parts.values())
     return parts | {
         "dp_comm": float(cost.dp_comm_s),
         "optimizer": float(cost.optimizer_s),
         "waiting": float(cost.waiting_s) * pipeline / float(cost.pipeline_s),
     }
+
+
+def _saved(cost: StepCost) -> dict[str, Any]:
+    """Say where the time was that pairs of a forward and a backward pass save: traffic, then gaps of host and link."""
+    traffic, saved = (x.sum(axis=0) for x in (cost.traffic_s, cost.hidden_s))
+    if not np.any(saved):
+        return {}
+    closed, host, link = saved - traffic, _total(cost, "host"), _total(cost, "offload")
+    rest = np.minimum(np.maximum(closed - host, 0.0), link)
+    found = {"ep_comm": traffic, "host": np.minimum(closed, host), "offload": rest}
+    return {key: time for key, time in found.items() if np.any(time)}
 
 
 def _total(cost: StepCost, key: str) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 from telekit import catalog
 from telekit.job import Job
 
-FORMATS = {"fp32": "16-bit", "bf16": "16-bit", "fp16": "16-bit", "fp8": "8-bit", "fp4": "4-bit"}
+FORMATS = {"fp32": "32-bit", "bf16": "16-bit", "fp16": "16-bit", "fp8": "8-bit", "fp4": "4-bit"}
 """Classes of precision that published runs are told apart by."""
 
 
@@ -22,7 +22,7 @@ class Interval:
     Attributes
     ----------
     low, high : float
-        Measured over estimated: eight of ten held-out configurations lie between.
+        Measured over estimated: one more run like the held-out ones lies between in eight of ten cases.
     configurations : int
         That it stands on.
     of : str

@@ -21,9 +21,10 @@ from telekit.operators.layer import (
     embedding_operators,
     head_operators,
     layer_operators,
-    mtp_operators,
+    mtp_entry_operators,
 )
 from telekit.operators.saved import kept_bytes
+from telekit.operators.shapes import Shapes
 from telekit.operators.transfers import (
     EXPERT_GROUPS,
     Transfer,
@@ -39,16 +40,22 @@ GROUP_CATEGORY = {"tp": "tp_comm", "etp": "tp_comm", "cp": "cp_comm"} | dict.fro
 )
 
 
+BESIDE = ("weight_s", "issue_s", "link_s")
+"""Fields of a pass that are parts of its time."""
+
+
 @dataclass(frozen=True)
 class Pass:
     """Time of one pass by category; ``weight_s`` is the part of the computing that only weights' gradients need.
 
-    ``issue_s`` is what the host takes to issue the pass, hidden or not: a part of the pass's time, not beside it.
+    ``issue_s`` is what the host takes to issue the pass and ``link_s`` what offloaded activations take over the host's
+    link, hidden or not: parts of the pass's time, not beside it.
     """
 
     times_s: dict[str, Any]
     weight_s: Any = 0.0
     issue_s: Any = 0.0
+    link_s: Any = 0.0
 
     def rows(self, which: Any) -> Pass:
         """Give each row of a table its own, ``which`` as of :meth:`telekit.layout.table.LayoutTable.distinct`."""
@@ -58,6 +65,7 @@ class Pass:
             {key: at_rows(time, which) for key, time in self.times_s.items()},
             at_rows(self.weight_s, which),
             at_rows(self.issue_s, which),
+            at_rows(self.link_s, which),
         )
 
     @property
@@ -68,19 +76,20 @@ class Pass:
     def __add__(self, other: Pass) -> Pass:
         keys = [k for k in CATEGORIES if k in self.times_s or k in other.times_s]
         both = {k: self.times_s.get(k, 0.0) + other.times_s.get(k, 0.0) for k in keys}
-        return Pass(both, self.weight_s + other.weight_s, self.issue_s + other.issue_s)
+        return Pass(both, *(getattr(self, name) + getattr(other, name) for name in BESIDE))
 
 
 @dataclass(frozen=True)
 class LayerCost:
-    """One layer (or an end of the model): passes and kept bytes; the two tuples follow :data:`OPTIONS`.
+    """One layer (or an end of the model): passes and kept bytes; the tuples follow :data:`OPTIONS`.
 
-    ``repeat`` is what recomputation adds to the backward pass, ``activation_bytes`` what one micro-batch in
-    flight keeps.
+    ``away`` is what offloading adds to the forward pass, ``repeat`` what recomputation and offloading add to the
+    backward pass, ``activation_bytes`` what one micro-batch in flight keeps.
     """
 
     forward: Pass
     backward: Pass
+    away: tuple[Pass, ...]
     repeat: tuple[Pass, ...]
     activation_bytes: tuple[Any, ...]
 
@@ -89,9 +98,14 @@ class LayerCost:
         return LayerCost(
             self.forward.rows(which),
             self.backward.rows(which),
+            tuple(one.rows(which) for one in self.away),
             tuple(one.rows(which) for one in self.repeat),
             tuple(at_rows(size, which) for size in self.activation_bytes),
         )
+
+    def forward_with(self, option: int) -> Pass:
+        """Forward pass under a recompute option, which says what there is to offload."""
+        return self.forward + self.away[option]
 
     def backward_with(self, option: int) -> Pass:
         """Backward pass under a recompute option."""
@@ -124,11 +138,14 @@ def _passes(
     site: Site,
     only: frozenset[str] | None = None,
 ) -> tuple[Pass, Pass]:
-    """Forward and backward pass; ``only`` keeps what belongs to one of these recompute modules."""
-    forward: dict[str, Any] = {"compute": 0.0}
-    backward: dict[str, Any] = {"compute": 0.0}
-    weight: Any = 0.0
-    issued: tuple[Any, Any] = (0.0, 0.0)
+    """Forward and backward pass; ``only`` keeps what belongs to one of these recompute modules.
+
+    Every number starts in the layout's shape, so that none is a bare 0 where nothing adds to it.
+    """
+    zero = no_time(site)
+    forward: dict[str, Any] = {"compute": zero}
+    backward: dict[str, Any] = {"compute": zero}
+    weight, issued = zero, (zero, zero)
     kernels = site.cluster.device.kernels
     hidden: dict[str, tuple[Any, Any]] = {}
     for op in operators:
@@ -156,9 +173,13 @@ def _passes(
         backward[key] = backward.get(key, 0.0) + np.maximum(once * item.backward_calls - cover_b, 0.0)
     issue_f, issue_b = (kernels.host_launch_s * count for count in issued)
     forward, backward = _overlapped(forward, site), _overlapped(backward, site)
-    weight = weight + 0.0 * backward["compute"]  # in the layout's shape
-    there = Pass(_with_host(forward, issue_f), 0.0, issue_f)
-    return there, Pass(_with_host(backward, issue_b), weight, issue_b)
+    there = Pass(_with_host(forward, issue_f), zero, issue_f, zero)
+    return there, Pass(_with_host(backward, issue_b), weight, issue_b, zero)
+
+
+def no_time(site: Site) -> Any:
+    """No time in the layout's shape: a number of one layout, a column of a table."""
+    return 0.0 * site.layout.micro_batch
 
 
 def _overlapped(times: dict[str, Any], site: Site) -> dict[str, Any]:
@@ -188,31 +209,31 @@ def layer_cost(kind: LayerKind, site: Site) -> LayerCost:
     modules = frozenset(site.layout.recompute_modules)
     again, _ = _passes(operators, transfers, site, only=modules)
     kept = kept_bytes(site.model, kind, site.train, site.layout)
-    repeat: tuple[Pass, ...] = (
-        _no_pass(forward),
-        _as_recompute(again, forward),
-        _as_recompute(forward, forward),
-    )
+    nothing = _no_pass(site)
+    repeat: tuple[Pass, ...] = (nothing, _as_recompute(again), _as_recompute(forward))
+    away: tuple[Pass, ...] = (nothing,) * len(OPTIONS)
     if site.layout.activation_offload:
-        repeat = tuple(
-            p + _offload(site, forward, backward, size) for p, size in zip(repeat, kept, strict=True)
-        )
-    return LayerCost(forward, backward, repeat, kept)
+        away = tuple(_offload(site, forward, size) for size in kept)
+        back = (_offload(site, backward, size) for size in kept)
+        repeat = tuple(p + more for p, more in zip(repeat, back, strict=True))
+    return LayerCost(forward, backward, away, repeat, kept)
 
 
-def _offload(site: Site, forward: Pass, backward: Pass, kept_bytes_: Any) -> Pass:
-    """Way of kept activations to the host and back, where it takes longer than the pass beside it."""
+def _offload(site: Site, beside: Pass, kept_bytes_: Any) -> Pass:
+    """Way of kept activations to the host, or back, where it takes longer than the pass beside it."""
     link = site.cluster.device.kernels.host_link_bytes_per_s
     way = site.layout.activation_offload * kept_bytes_ / link
-    return Pass({"offload": np.maximum(way - forward.total_s, 0.0) + np.maximum(way - backward.total_s, 0.0)})
+    zero = no_time(site)
+    return Pass({"offload": np.maximum(way - beside.total_s, 0.0)}, zero, zero, way)
 
 
-def _no_pass(forward: Pass) -> Pass:
-    return Pass({"recompute": 0.0 * forward.total_s})  # in the shape of the layout
+def _no_pass(site: Site) -> Pass:
+    zero = no_time(site)
+    return Pass({"recompute": zero}, zero, zero, zero)
 
 
-def _as_recompute(again: Pass, forward: Pass) -> Pass:
-    return Pass({"recompute": again.total_s + 0.0 * forward.total_s}, 0.0, again.issue_s)
+def _as_recompute(again: Pass) -> Pass:
+    return Pass({"recompute": again.total_s}, 0.0 * again.weight_s, again.issue_s, again.link_s)
 
 
 def end_costs(site: Site) -> tuple[LayerCost, LayerCost]:
@@ -227,12 +248,30 @@ def end_costs(site: Site) -> tuple[LayerCost, LayerCost]:
     )
     head = _plain(head_operators(model, train, layout), head_transfers(model, train, layout), site)
     if train.mtp and model.mtp_layers:
-        last = model.mtp_block
-        transfers = (*layer_transfers(model, last, train, layout), *head_transfers(model, train, layout))
-        module = _plain(mtp_operators(model, train, layout), transfers, site)
+        module = _joined(_mtp_block(site), head)
         for _ in range(model.mtp_layers):
             head = _joined(head, module)
     return embedding, head
+
+
+def _mtp_block(site: Site) -> LayerCost:
+    """Cost of what a multi-token-prediction module does before its head, which is recomputed as the layers are.
+
+    Full recompute covers norms and projection too, and keeps their two inputs (Megatron-Core's
+    ``multi_token_prediction.py``: ``_proj_and_transformer_layer`` is checkpointed).
+    """
+    model, train, layout = site.model, site.train, site.layout
+    kind, entry = model.mtp_block, mtp_entry_operators(model, train, layout)
+    block = layer_operators(model, kind, train, layout)
+    transfers = layer_transfers(model, kind, train, layout)
+    whole, option = _plain((*entry, *block), transfers, site), OPTIONS.index(layout.option)
+    modules = frozenset(layout.recompute_modules)
+    again = (_no_pass(site), _passes(block, transfers, site, only=modules)[0], whole.forward)[option]
+    x, before = Shapes.of(model, train, layout), sum(op.saved_bytes + op.held_bytes for op in entry)
+    inputs = 2.0 * x.bytes * x.shard_tokens * x.hidden
+    kept = inputs if OPTIONS[option] == "full" else before + kept_bytes(model, kind, train, layout)[option]
+    backward = whole.backward + _as_recompute(again)
+    return LayerCost(whole.forward, backward, whole.away, whole.repeat, (kept,) * len(OPTIONS))
 
 
 def _plain(
@@ -240,13 +279,15 @@ def _plain(
     transfers: tuple[Transfer, ...],
     site: Site,
 ) -> LayerCost:
+    zero = no_time(site)
     forward, backward = (
-        Pass(p.times_s | {"host": 0.0 * p.total_s}, p.weight_s) for p in _passes(operators, transfers, site)
+        Pass(p.times_s | {"host": zero}, p.weight_s, zero, zero) for p in _passes(operators, transfers, site)
     )
-    kept = sum(op.saved_bytes + op.held_bytes for op in operators)
-    return LayerCost(forward, backward, (_no_pass(forward),) * len(OPTIONS), (kept,) * len(OPTIONS))
+    kept = sum((op.saved_bytes + op.held_bytes for op in operators), zero)
+    nothing = (_no_pass(site),) * len(OPTIONS)
+    return LayerCost(forward, backward, nothing, nothing, (kept,) * len(OPTIONS))
 
 
 def _joined(one: LayerCost, other: LayerCost) -> LayerCost:
     kept = tuple(a + b for a, b in zip(one.activation_bytes, other.activation_bytes, strict=True))
-    return LayerCost(one.forward + other.forward, one.backward + other.backward, one.repeat, kept)
+    return LayerCost(one.forward + other.forward, one.backward + other.backward, one.away, one.repeat, kept)

@@ -16,6 +16,13 @@ from typing import Any
 import numpy as np
 
 from telekit.cost.layers import LayerCost, Site, at_rows
+from telekit.cost.loss import (
+    LOSSES_WAIT,
+    head_gradient_bytes,
+    logits_bytes,
+    loss_bytes,
+    waiting_loss_bytes,
+)
 from telekit.cost.offload import on_device, window_bytes
 from telekit.cost.states import STATE_LEVELS, at, full_state_bytes, weight_gradients
 from telekit.cost.states import Held as Held
@@ -42,13 +49,6 @@ WORKSPACE_BYTES = 2 * 32 * MIB
 """Workspaces of cuBLAS that PyTorch and Transformer Engine each keep, on Hopper and later (their sources)."""
 GROUPED_WORKSPACE_BYTES = 4 * 32 * MIB
 """Those of the four streams that Transformer Engine runs the experts' products on."""
-
-LINEAR_LOSS_TOKENS = 4096
-"""Tokens whose logits a loss that is fused with the head holds at a time (assumed)."""
-
-LOGIT_BYTES = {"none": 6.0, "native": 6.0, "te": 2.0, "linear": 2.0, "torch": 14.0}
-"""Bytes of one logit while the loss is made: 16 bits and an fp32 softmax; the gradient in the logits' place; or 16
-bits, an fp32 copy, its softmax and its gradient."""
 
 
 @dataclass(frozen=True)
@@ -128,34 +128,6 @@ def _has(assignment: Assignment, kind: int, option: int | None = None) -> Any:
     return (counts.sum(axis=(0, 1)) > 0).astype(float)
 
 
-def logits_bytes(site: Site, assignment: Assignment, head: LayerCost) -> Any:
-    """Bytes of the loss at its fullest, on the last stage's device: logits, what head and MTP keep, gradients."""
-    return loss_bytes(site, head) * at(assignment.head[1], site.layout.pp)
-
-
-def loss_bytes(site: Site, head: LayerCost) -> Any:
-    """Bytes of the loss at its fullest.
-
-    One micro-batch: the last stage runs each backward pass right after its forward pass. Where tensor ranks split the
-    sequence, the head's input is gathered, and so is its gradient before it is scattered.
-    """
-    x, train = Shapes.of(site.model, site.train, site.layout), site.train
-    modules = site.model.mtp_layers if train.mtp else 0
-    held = now("LINEAR_LOSS_TOKENS", LINEAR_LOSS_TOKENS)
-    tokens = np.minimum(x.tokens, held) if train.cross_entropy_fusion == "linear" else x.tokens
-    width = now("LOGIT_BYTES", LOGIT_BYTES[train.cross_entropy_fusion]) * x.bytes / 2.0
-    logits = width * tokens * float(site.model.vocab_size) / x.tp * (1.0 + modules)
-    stream = x.bytes * x.shard_tokens * x.hidden + 2.0 * x.gathered_bytes
-    once = _head_gradient(site) if train.wgrad_buffers == "transient" else 0.0
-    return logits + head.activation_bytes[0] + stream + once
-
-
-def _head_gradient(site: Site) -> Any:
-    """Bytes of the 16-bit gradient of the vocabulary's matrix."""
-    model = site.model
-    return float(site.train.parameter_bytes) * float(model.hidden_size * model.vocab_size) / site.layout.tp
-
-
 def embedding_bytes(
     site: Site, assignment: Assignment, chunks: Any, micro_batches: Any = None, window: Any = None
 ) -> Any:
@@ -165,7 +137,9 @@ def embedding_bytes(
     if window is not None:
         held = peak_held(site.layout.schedule, chunks, micro_batches)
         left = on_device(site, held, window) - on_device(site, held - left, window)
-    return (_head_gradient(site) + x.bytes * x.shard_tokens * x.hidden - left) * at(stage, site.layout.pp)
+    return (head_gradient_bytes(site) + x.bytes * x.shard_tokens * x.hidden - left) * at(
+        stage, site.layout.pp
+    )
 
 
 def weight_gradient_bytes(site: Site, assignment: Assignment) -> Any:
@@ -184,7 +158,7 @@ def weight_gradient_bytes(site: Site, assignment: Assignment) -> Any:
         total = total + one if kept else np.maximum(total, one)
     head = at(assignment.head[1], site.layout.pp)
     head = np.maximum(head, np.flip(head)) if mirrored else head
-    return total + kept * _head_gradient(site) * head
+    return total + kept * head_gradient_bytes(site) * head
 
 
 def product_gradient_bytes(site: Site) -> float:
@@ -272,7 +246,10 @@ def memory_of(
     embedding = embedding_bytes(here, assignment, chunks, micro_batches, window)
     _add_fullest(shared, _moments(here, assignment, costs, head, embedding), zero)
     own = {"activations": _activations(site, chunks, micro_batches, which, window)}
-    _add_states(site, here, stage_parameters(here, assignment), shared, own, which)
+    if site.layout.schedule in LOSSES_WAIT:
+        others = waiting_loss_bytes(site, head.rows(which), micro_batches)
+        own["logits"] = at_rows(shared.pop("logits"), which) + others
+    _add_states(site, here, assignment, shared, own, which)
     return Memory(shared, own, which)
 
 
@@ -298,13 +275,14 @@ def _activations(site: Site, chunks: Any, micro_batches: Any, which: Any, window
 
 
 def _add_states(
-    site: Site, here: Site, held: Held, shared: dict[str, Any], own: dict[str, Any], which: Any
+    site: Site, here: Site, assignment: Assignment, shared: dict[str, Any], own: dict[str, Any], which: Any
 ) -> None:
     """Add states: to what rows share, or where replicas share them to what each has for itself.
 
     What is whole for a moment beside a device's own part is no more than what the others have of it.
     """
-    whole = dict(zip(("parameters", "gradients"), gathered_bytes(here), strict=True))
+    held = stage_parameters(here, assignment)
+    whole = dict(zip(("parameters", "gradients"), gathered_bytes(here, assignment), strict=True))
     for name, level in STATE_LEVELS.items():
         one = full_state_bytes(here, held, name)
         if site.layout.zero < level:
@@ -323,17 +301,20 @@ def allocated_bytes(memory: Mapping[str, Any]) -> Any:
     return sum(value for name, value in memory.items() if name != "framework")
 
 
-def end_moments(site: Site, head: LayerCost, moment: float, least: bool) -> tuple[float, float]:
+def end_moments(
+    site: Site, head: LayerCost, moment: float, micro_batches: int, least: bool
+) -> tuple[float, float]:
     """Bytes by which the ends of the model may go beyond a moment that is set aside on every stage: first, last.
 
     The least of the first end is nothing, since its layers' activations are free when the embedding's gradient is
-    made. The head's gradient stays, where gradients of every shape do.
+    made. The head's gradient stays, where gradients of every shape do, and so do losses of other micro-batches.
     """
     x = Shapes.of(site.model, site.train, site.layout)
-    gradient = float(_head_gradient(site))
+    gradient = float(head_gradient_bytes(site))
     embedding = gradient + float(x.bytes * x.shard_tokens * x.hidden)
     stays = gradient if site.train.wgrad_buffers == "kept" else 0.0
-    last = max(0.0, float(loss_bytes(site, head)) - moment) + stays
+    others = float(np.max(waiting_loss_bytes(site, head, micro_batches)))
+    last = max(0.0, float(loss_bytes(site, head)) - moment) + stays + others
     return 0.0 if least else max(0.0, embedding - moment), last
 
 

@@ -159,12 +159,14 @@ def owned(site: Site, held: Held, level: int) -> Any:
     return held.dense / layout.dense_replicas + held.expert / layout.edp
 
 
-def gathered_bytes(site: Site) -> tuple[Any, Any]:
+def gathered_bytes(site: Site, assignment: Assignment) -> tuple[Any, Any]:
     """Bytes that sharded states hold whole for a moment: parameters (ZeRO 3) and gradients (2, 3); else 0.
 
-    Parameters of two layers, since the next one is gathered while one computes (PyTorch FSDP's prefetch), and
-    gradients of one. Without overlap both are those of the largest matrix: DeepSpeed's ZeRO-3 of 2021 gathered and
-    summed module by module. Of a stage with less, it is less (:func:`telekit.cost.memory.memory_of`).
+    Parameters of two neighbours, since the next one is gathered while one computes (PyTorch FSDP's prefetch): two
+    layers, or on the stages of the model's ends a layer and the embedding or the head. Gradients of one layer: those of
+    the ends belong to the moments of loss and embedding. Without overlap both are those of the largest matrix:
+    DeepSpeed's ZeRO-3 of 2021 gathered and summed module by module. Of a stage with less, it is less
+    (:func:`telekit.cost.memory.memory_of`). Shapes (..., stages).
     """
     model, train, layout = site.model, site.train, site.layout
     most: Any = 0.0
@@ -174,11 +176,25 @@ def gathered_bytes(site: Site) -> tuple[Any, Any]:
         most = np.maximum(most, held.dense + held.expert)
         for size in weight_gradients(site, kind).values():
             matrix = np.maximum(matrix, size)
+    end = _largest_end(site, assignment)
     in_fp8 = train.precision in LOW and train.fp8_param_gather
-    width = cast_bytes(site) if in_fp8 else float(train.parameter_bytes)
-    parameters = width * (2.0 * most if layout.overlap_param_gather else matrix)
+    width, wide = cast_bytes(site) if in_fp8 else float(train.parameter_bytes), float(train.parameter_bytes)
+    if layout.overlap_param_gather:
+        parameters = width * most + np.maximum(width * most, wide * end)
+    else:
+        parameters = np.maximum(width * matrix, wide * end)
     gradients = float(BYTES[train.grad_dtype]) * (most if layout.overlap_grad_reduce else matrix)
     return parameters * (layout.zero == 3), gradients * (layout.zero >= 2)
+
+
+def _largest_end(site: Site, assignment: Assignment) -> Any:
+    """Parameters of embedding or head, the larger where a stage has both; MTP modules are layers. (..., stages)."""
+    layout = site.layout
+    ends = end_held(site.model, site.train.model_copy(update={"mtp": False}), layout)
+    places = (assignment.embedding[1], assignment.head[1])
+    first, last = (held.dense * at(stage, layout.pp) for held, stage in zip(ends, places, strict=True))
+    end = np.maximum(first, last)
+    return np.maximum(end, np.flip(end, -1)) if model_copies(layout.schedule) == 2 else end
 
 
 def weight_gradients(site: Site, kind: LayerKind) -> dict[str, Any]:

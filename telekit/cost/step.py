@@ -14,7 +14,17 @@ from numpy.typing import NDArray
 
 from telekit.cluster.variability import slowest
 from telekit.comm.collectives import collective_time_s
-from telekit.cost.layers import CATEGORIES, LayerCost, Pass, Site, at_rows, end_costs, group, layer_cost
+from telekit.cost.layers import (
+    BESIDE,
+    CATEGORIES,
+    LayerCost,
+    Pass,
+    Site,
+    at_rows,
+    end_costs,
+    group,
+    layer_cost,
+)
 from telekit.cost.memory import Memory, memory_of
 from telekit.cost.optimizers import optimizer_state_bytes
 from telekit.cost.states import Held, owned, stage_parameters
@@ -27,6 +37,8 @@ from telekit.training.config import BYTES
 
 BUCKET_PARAMETERS = 40e6
 """Parameters of one bucket of Megatron-Core's gradients (``distributed_data_parallel_config.py``: at least so many)."""
+GAPS = ("host", "offload")
+"""Parts of a pass in which the device has nothing to do."""
 SPLIT_BACKWARD = ("zb-h1", "dualpipe", "dualpipe-v")
 """Schedules whose formulas ask for the weights' gradients by themselves."""
 
@@ -37,8 +49,9 @@ class Passes:
 
     ``weight_s`` is the part of the backward pass that computes weights' gradients only. Where one micro-batch's forward
     and another's backward run together (DualPipe; else 0), ``traffic_s`` is the expert traffic that hides, and
-    ``hidden_s`` all that the pair saves: with the traffic go gaps in which the device waited for the host, as far as
-    the other pass fills them. ``which`` says which of these rows each layout of the table is; None for one layout.
+    ``hidden_s`` all that the pair saves: with the traffic go gaps in which the device waited for the host or its link,
+    as far as the other pass fills them. ``which`` says which of these rows each layout of the table is; None for one
+    layout.
     """
 
     forward: dict[str, Any]
@@ -110,7 +123,7 @@ class StepCost:
 
     @property
     def traffic_s(self) -> Any:
-        """Expert traffic in it; the rest is gaps of the host (less than 0 where new ones open)."""
+        """Expert traffic in it; the rest is gaps of the host and its link (less than 0 where new ones open)."""
         return self.passes.rows(self.passes.traffic_s)
 
     @property
@@ -164,10 +177,15 @@ def step_cost(site: Site, assignment: Assignment | None = None) -> StepCost:
 
 
 def _covers(site: Site, passes: Passes, f: Any, b: Any) -> tuple[Any, Any]:
-    """Give the passes that data-parallel traffic hides behind: of a pair that saves time, a third and two thirds."""
+    """Give the passes that data-parallel traffic hides behind: of a pair that saves time, a third and two thirds.
+
+    A device that holds two stages runs each of them for half of the micro-batches.
+    """
     if site.layout.schedule not in BOTH_ENDS:
         return f, b
     pair = f + b - passes.rows(passes.hidden_s)
+    if model_copies(site.layout.schedule) == 2:
+        pair = (pair + np.flip(pair, -1)) / 2.0
     return pair / 3.0, pair * 2.0 / 3.0
 
 
@@ -199,34 +217,34 @@ def _passes_of_stages(
     head: LayerCost,
     which: Any,
 ) -> Passes:
-    forward, backward, weight_s, issue_s = _stages(assignment, costs, embedding, head)
-    return Passes(forward, backward, *_paired(site, forward, backward, weight_s, issue_s), which)
+    forward, backward, beside = _stages(assignment, costs, embedding, head)
+    return Passes(forward, backward, *_paired(site, forward, backward, beside), which)
 
 
 def _stages(
     assignment: Assignment, costs: list[LayerCost], embedding: LayerCost, head: LayerCost
-) -> tuple[dict[str, Any], dict[str, Any], Any, tuple[Any, ...]]:
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, tuple[Any, Any]]]:
+    """Sum layers and ends: both passes by category, and of each field of :data:`BESIDE` both passes'."""
     forward: dict[str, Any] = {}
     backward: dict[str, Any] = {}
-    weight: Any = 0.0
-    issue: tuple[Any, ...] = (0.0, 0.0)
+    beside: dict[str, tuple[Any, Any]] = dict.fromkeys(BESIDE, (0.0, 0.0))
+    placed: list[tuple[Pass, Pass, Any]] = []
     for kind, cost in enumerate(costs):
         for option in range(len(OPTIONS)):
             layers = assignment.counts[kind, option].astype(float)
             if layers.any():
-                _add(forward, cost.forward, layers)
-                back = cost.backward_with(option)
-                _add(backward, back, layers)
-                weight = weight + _spread(layers, cost.backward.weight_s)
-                issued = (cost.forward.issue_s, back.issue_s)
-                issue = tuple(x + _spread(layers, y) for x, y in zip(issue, issued, strict=True))
+                placed.append((cost.forward_with(option), cost.backward_with(option), layers))
     for (chunk, stage), end in ((assignment.embedding, embedding), (assignment.head, head)):
         place = np.zeros(assignment.layers.shape)
         place[chunk, stage] = 1.0
-        _add(forward, end.forward, place)
-        _add(backward, end.backward, place)
-        weight = weight + _spread(place, end.backward.weight_s)
-    return forward, backward, weight, issue
+        placed.append((end.forward, end.backward, place))
+    for there, back, layers in placed:
+        _add(forward, there, layers)
+        _add(backward, back, layers)
+        for name, (a, b) in beside.items():
+            mine = (_spread(layers, getattr(one, name)) for one in (there, back))
+            beside[name] = (a + next(mine), b + next(mine))
+    return forward, backward, beside
 
 
 def _add(total: dict[str, Any], found: Pass, layers: Any) -> None:
@@ -241,27 +259,40 @@ def _spread(layers: Any, value: Any) -> Any:
 
 
 def _paired(
-    site: Site, forward: dict[str, Any], backward: dict[str, Any], weight_s: Any, issue_s: tuple[Any, ...]
+    site: Site, forward: dict[str, Any], backward: dict[str, Any], beside: dict[str, tuple[Any, Any]]
 ) -> tuple[Any, Any, Any]:
     """Weights' part of the backward pass, what pairing it with a forward saves, and the expert traffic in that.
 
+    Where the backward pass waits for the host, so do weights' gradients: they are half of its operators.
+
     On the device traffic hides behind computing, which gives up units to it. The pair takes that, or what the host
-    needs to issue both, whichever is longer; so does the schedule's bubble of pair + backward - 3 weights, with half of
-    a backward pass's operators for weights. So more work never makes a step shorter.
+    needs to issue both, or its link to carry what they offload, both ways at once, whichever is longest. So does the
+    schedule's bubble of pair + backward - 3 weights; what the device waits in a pair, it need not wait in the bubble.
+    So more work never makes a step shorter.
     """
-    sides = (forward, backward)
+    sides, weight_s = (forward, backward), beside["weight_s"][1]
     computing = sum(side[key] for side in sides for key in ("compute", "recompute") if key in side)
+    behind, waiting = sum(backward.values()), _gaps(backward)
     if site.layout.schedule not in BOTH_ENDS:
-        return weight_s, 0.0 * computing, 0.0 * computing
+        spread = np.minimum(weight_s + waiting, np.maximum(weight_s, behind / 2.0))
+        return spread, 0.0 * computing, 0.0 * computing
     traffic = forward.get("ep_comm", 0.0) + backward.get("ep_comm", 0.0)
     lost = computing * site.cluster.device.kernels.overlap_share
     hides = np.maximum(np.minimum(traffic, computing) - lost, 0.0)
-    apart, behind = sum(time for side in sides for time in side.values()), sum(backward.values())
-    device = apart - sum(side.get("host", 0.0) for side in sides) - hides
-    pair = np.maximum(device, np.minimum(sum(issue_s), apart))
-    bubble = device + behind - backward.get("host", 0.0) - 3.0 * weight_s
-    bubble = np.maximum(bubble, np.minimum(issue_s[0] + 0.5 * issue_s[1], pair + behind))
+    apart = sum(forward.values()) + behind
+    device = apart - _gaps(forward) - waiting - hides
+    (issue_f, issue_b), (out, back) = beside["issue_s"], beside["link_s"]
+    link = np.maximum(out, back)
+    pair = np.maximum(device, np.minimum(np.maximum(issue_f + issue_b, link), apart))
+    bubble = device + behind - waiting - 3.0 * weight_s - (pair - device)
+    waits = np.maximum(issue_f + 0.5 * issue_b, link + back)
+    bubble = np.maximum(bubble, np.minimum(waits, pair + behind))
     return (pair + behind - bubble) / 3.0, apart - pair, hides
+
+
+def _gaps(side: dict[str, Any]) -> Any:
+    """Time of a pass in which its device waits for the host or its link."""
+    return sum(side.get(key, 0.0) for key in GAPS)
 
 
 def neighbour_s(site: Site) -> Any:
@@ -289,7 +320,10 @@ def data_parallel_s(site: Site, held: Held, forward_s: Any, backward_s: Any, mic
     train, layout = site.train, site.layout
     grads = _shard_collective_s(site, held, float(BYTES[train.grad_dtype]), layout.zero)
     params = _shard_collective_s(site, held, float(train.parameter_bytes), None)
+    each = 1.0 / model_copies(layout.schedule)  # a micro-batch runs through one of a device's stages
+    grads = grads * (each if layout.zero >= 2 else 1.0)
     if layout.zero == 3:  # parameters are gathered before each pass; the backward pass hides both kinds
+        params = params * each
         backward = _exposed(site, params + grads, 0.0, backward_s, layout.overlap_grad_reduce)
         gather = _exposed(site, params, 0.0, forward_s, layout.overlap_param_gather)
         return np.max(micro_batches * (gather + backward), axis=-1)
@@ -304,12 +338,12 @@ def data_parallel_s(site: Site, held: Held, forward_s: Any, backward_s: Any, mic
 def _exposed(site: Site, time: Any, bucket: Any, behind: Any, overlaps: bool) -> Any:
     """Part of a call's time that shows: what is longer than the pass it hides behind, and one bucket at least.
 
-    While both run, computing gives up units to the traffic, which counts here.
+    While both run, computing gives up units to the traffic, which counts here: nothing where nothing hides.
     """
     if not overlaps:
         return time
-    beside = site.cluster.device.kernels.overlap_share * np.minimum(time, behind)
-    return np.maximum(time - behind, bucket * time) + beside
+    shows = np.maximum(time - behind, bucket * time)
+    return shows + site.cluster.device.kernels.overlap_share * (time - shows)
 
 
 def _shard_collective_s(site: Site, held: Any, size: float, zero: int | None) -> Any:

@@ -284,6 +284,13 @@ def embedding_operators(model: ModelConfig, train: TrainConfig, layout: Any) -> 
 
 def mtp_operators(model: ModelConfig, train: TrainConfig, layout: Any) -> tuple[Operator, ...]:
     """One multi-token-prediction module: two norms, a projection of twice the width, a block, the head again."""
+    block = layer_operators(model, model.mtp_block, train, layout)
+    entry, head = mtp_entry_operators(model, train, layout), head_operators(model, train, layout)
+    return (*entry, *block, *head)
+
+
+def mtp_entry_operators(model: ModelConfig, train: TrainConfig, layout: Any) -> tuple[Operator, ...]:
+    """List what a multi-token-prediction module does before its block: two norms, and the projection of both."""
     x = Shapes.of(model, train, layout)
     join = x.gemm(
         "mtp_projection",
@@ -292,5 +299,4 @@ def mtp_operators(model: ModelConfig, train: TrainConfig, layout: Any) -> tuple[
         model.hidden_size / x.tp,
         held=2.0 * x.bytes * x.shard_tokens * model.hidden_size,
     )
-    block = layer_operators(model, model.mtp_block, train, layout)
-    return (_norm(x, "mtp_norm"), join, *block, *head_operators(model, train, layout))
+    return _norm(x, "mtp_norm"), join

@@ -26,7 +26,7 @@ from telekit.cost.step import neighbour_s
 from telekit.errors import InputError
 from telekit.job import Job
 from telekit.layout.config import ParallelConfig
-from telekit.layout.stages import OPTIONS, with_counts
+from telekit.layout.stages import OPTIONS, assign, with_counts
 from telekit.model.config import ModelConfig
 from telekit.pipeline.simulate import SIMULATED
 from telekit.planner.solver import PROVED_GAP
@@ -106,14 +106,15 @@ def stage_problem(job: Job, choices: tuple[str, ...] = OPTIONS, workspace: bool 
     allowed = [OPTIONS.index(choice) for choice in choices]
     aside = reserve(site, costs, allowed)
     moment, buffers = aside.moment[workspace], aside.buffers[workspace]  # the least, or the most
-    at_first, at_last = end_moments(site, last, moment, least=not workspace)
-    gathered = sum(gathered_bytes(site)) if workspace else 0.0  # a stage with few layers gathers less
+    at_first, at_last = end_moments(site, last, moment, job.micro_batches, least=not workspace)
+    whole = gathered_bytes(site, assign(job.model, job.layout))
+    gathered = float(np.max(sum(whole))) if workspace else 0.0  # a stage with few layers gathers less
     constant = FRAMEWORK_BYTES + aside.standing + buffers + moment + gathered
     layout = job.layout
     stays = 1.0 - (not workspace) * layout.activation_offload  # at least; what is on its way comes on top
     return StageProblem(
         layers=tuple(
-            _layer_type(site, costs[kind], kind, count, i, allowed, stays)
+            _layer_type(site, costs[kind], kind, count, i, allowed, stays, workspace)
             for i, (kind, count) in enumerate(job.model.runs)
         ),
         stages=layout.pp,
@@ -129,17 +130,32 @@ def stage_problem(job: Job, choices: tuple[str, ...] = OPTIONS, workspace: bool 
 
 
 def _layer_type(
-    site: Site, cost: LayerCost, kind: int, count: int, index: int, allowed: list[int], stays: float
+    site: Site,
+    cost: LayerCost,
+    kind: int,
+    count: int,
+    index: int,
+    allowed: list[int],
+    stays: float,
+    workspace: bool,
 ) -> LayerType:
+    """State a run of layers; what some choices wait longer for offloading in the forward pass counts in the backward.
+
+    For a bound it counts nowhere.
+    """
+    away = {o: float(cost.away[o].total_s) for o in allowed}
+    least = min(away.values())
     return LayerType(
         f"{site.model.kinds[kind].name}{index or ''}",
         count,
-        float(cost.forward.total_s),
+        float(cost.forward.total_s) + least,
         float(cost.backward.total_s),
         _states(site, layer_held(site.model, kind, site.layout)),
         tuple(
             RecomputeOption(
-                OPTIONS[o], float(cost.repeat[o].total_s), stays * float(cost.activation_bytes[o])
+                OPTIONS[o],
+                float(cost.repeat[o].total_s) + workspace * (away[o] - least),
+                stays * float(cost.activation_bytes[o]),
             )
             for o in allowed
         ),

@@ -232,6 +232,63 @@ def whole_runs() -> Table:
     )
 
 
+def choosing_table() -> Table:
+    """Say how well estimates choose among measured plans."""
+    lines = [
+        (
+            row["id"],
+            str(row["plans"]),
+            f"{row['spearman']:.2f}",
+            f"{row['regret']:.1%}",
+            str(len(row["odd"]) or ""),
+        )
+        for row in scoreboard()["planning"]
+    ]
+    head = ("measured plans of", "plans", "Spearman", "our choice loses", "odd")
+    return Table(
+        "odd: slower per sample than at the next smaller micro-batch, all else equal", head, tuple(lines)
+    )
+
+
+def slopes_table() -> Table:
+    """Memory that a smaller EP adds, of pairs of dry runs, beside ours."""
+    lines = [
+        (
+            row["id"],
+            row["against"],
+            f"{gib(row['measured_bytes']):.2f}",
+            f"{gib(row['estimated_bytes']):.2f}",
+            f"{row['error']:+.1%}",
+        )
+        for row in scoreboard()["expert_slopes"]
+    ]
+    head = ("dry run at EP 4", "at EP 8", "between", "ours", "error")
+    return Table("memory of the fullest device, GiB", head, tuple(lines))
+
+
+def gap_table() -> Table:
+    """Compare the closed form of the search with the simulation of the answer, by schedule."""
+    lines = [
+        (
+            row["schedule"],
+            str(row["layouts"]),
+            *(f"{row[name] + 0.0:+.1%}" for name in ("least", "mean", "largest")),
+        )
+        for row in _rounded_gaps()
+    ]
+    head = ("schedule", "layouts", "least", "mean", "largest")
+    return Table("closed form over simulation, less 1, of whole steps", head, tuple(lines))
+
+
+def _rounded_gaps() -> list[dict[str, Any]]:
+    """Gaps without the last bits of a machine, which have a sign."""
+    gaps = scoreboard()["closed_form"]
+    return [
+        {key: round(value, 9) if isinstance(value, float) else value for key, value in gap.items()}
+        for gap in gaps
+    ]
+
+
 LENGTHS = (4096, 8192, 16384, 32768)
 
 

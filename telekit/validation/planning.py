@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,7 +14,9 @@ from telekit.cost.estimate import estimate
 from telekit.cost.layers import Site
 from telekit.cost.step import step_cost
 from telekit.job import Job
+from telekit.layout.config import ParallelConfig
 from telekit.planner.candidates import tables, valid_rows
+from telekit.training.config import TrainConfig
 from telekit.validation import runs_dense
 from telekit.validation.readings import Row, job_of, rows
 from telekit.validation.runs import PublishedRun, published_runs
@@ -32,6 +36,8 @@ class Ranking:
         Rank correlation of the two.
     regret : float
         What the plan that we estimate fastest loses against the fastest measured, as a share of the latter.
+    odd : tuple of str
+        Measured plans that no smooth law of the micro-batch gives, as :func:`odd_steps` says.
     """
 
     id: str
@@ -40,6 +46,7 @@ class Ranking:
     estimated_s: tuple[float, ...]
     spearman: float
     regret: float
+    odd: tuple[str, ...] = ()
 
 
 def spearman(first: object, second: object) -> float | None:
@@ -60,7 +67,49 @@ def ranked(name: str, source: str, plans: list[tuple[float, Job]]) -> Ranking:
     chosen = measured[int(np.argmin(ours))]
     found = spearman(measured, ours)
     assert found is not None
-    return Ranking(name, source, tuple(measured), tuple(ours), found, chosen / measured[0] - 1)
+    regret = chosen / measured[0] - 1
+    return Ranking(name, source, tuple(measured), tuple(ours), found, regret, odd_steps(plans))
+
+
+class _Work(NamedTuple):
+    """All of a plan but its micro-batch, which is 1 here."""
+
+    model: str
+    train: TrainConfig
+    layout: ParallelConfig
+
+
+ODD = 0.02
+"""Time per sample that may rise with the micro-batch before it is called odd: a repeated plan differs by 0.05 %."""
+
+
+def odd_steps(plans: list[tuple[float, Job]]) -> tuple[str, ...]:
+    """Say where a larger micro-batch, all else equal, was measured slower per sample.
+
+    Kernels of a larger micro-batch are no slower per sample, so a model of the layout alone cannot give both
+    times: what was different lies outside the layout (nodes, network, other tenants).
+
+    Parameters
+    ----------
+    plans : list of (float, Job)
+        Measured step and job. A step is taken as ``(batch / dp + (pp - 1) * micro_batch)`` samples, one after another:
+        1F1B's length in samples.
+    """
+    alike: dict[_Work, list[tuple[int, float]]] = {}
+    for seconds, job in plans:
+        layout = job.layout
+        samples = job.train.global_batch / (layout.dp or 1) + (layout.pp - 1) * layout.micro_batch
+        same = _Work(job.model.name, job.train, layout.model_copy(update={"micro_batch": 1}))
+        alike.setdefault(same, []).append((layout.micro_batch, seconds / samples))
+    found = []
+    for same, times in alike.items():
+        for (few, quick), (many, slow) in pairwise(sorted(times)):
+            if many > few and slow > quick * (1 + ODD):
+                place = f"tp {same.layout.tp} pp {same.layout.pp}"
+                found.append(
+                    f"{place}: micro-batch {many} {slow / quick - 1:.1%} slower per sample than {few}"
+                )
+    return tuple(found)
 
 
 @cache

@@ -29,7 +29,7 @@ BLACKWELL = ("b200", "b300", "gb200", "gb300")
 
 IDLE_W = 400.0
 """Board power of a Blackwell device that its products do not get: set by hand (mean error of the fit
-7.8 %; 8.0 % with 200 W)."""
+8.4 %; 8.6 % with 200 W)."""
 
 Prepared = Callable[[Device], Any]
 

@@ -8,6 +8,8 @@ from typing import Any
 HEAD = ("group", "rows", "held out", "error", "bias", "rank", "fitted rows", "their error")
 
 
+SPEARMAN, REGRET = 0.9, 0.03
+"""What a ranking should reach at least, and lose at most."""
 EXACT = 0.02
 """Error up to which a pair of dry runs counts as met: what is left is how the source spread its layers."""
 
@@ -42,6 +44,33 @@ def markdown(board: Mapping[str, Any]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
 
 
+def choosing(board: Mapping[str, Any]) -> str:
+    """Say in Markdown how well estimates choose, with what falls short of the aims, as README does."""
+    found = []
+    for plan in board["planning"]:
+        short = "" if plan["spearman"] >= SPEARMAN and plan["regret"] <= REGRET else "; short of the aim"
+        odd = f" ({'; '.join(plan['odd'])})" if plan["odd"] else ""
+        loss = f"{plan['regret']:.1%}".replace("%", " %")
+        found.append(
+            f"- {plan['id']}, {plan['plans']} measured plans: Spearman {plan['spearman']:.2f}, the one that "
+            f"we choose loses {loss}{short}{odd.replace('%', ' %')}"
+        )
+    errors = [slope["error"] for slope in board["expert_slopes"]]
+    wide = ", ".join(f"{error:+.1%}".replace("%", " %") for error in errors if abs(error) > EXACT)
+    near = sum(abs(error) <= EXACT for error in errors)
+    found.append(
+        f"- memory of the experts over EP: {near} of {len(errors)} pairs of dry runs within 2 %; the others {wide}"
+    )
+    gaps = ", ".join(
+        f"{gap['schedule']} {gap['mean']:.1%} on average, {gap['least']:.1%} at worst".replace(
+            "%", " %"
+        ).replace("-0.0 %", "0.0 %")
+        for gap in board["closed_form"]
+    )
+    found.append(f"- closed form of the search over the simulation of the answer, whole steps: {gaps}")
+    return "\n".join(found) + "\n"
+
+
 def _not_fitting(board: Mapping[str, Any]) -> list[str]:
     """Say of each group which runs, though they were measured, are said not to fit their device."""
     found = []
@@ -70,6 +99,7 @@ def text(board: Mapping[str, Any]) -> list[str]:
         found.append(
             f"ranking {plan['id']}: {plan['plans']} plans, Spearman {plan['spearman']:.2f}, regret {plan['regret']:.1%}"
         )
+        found += [f"  measured, though no law of the layout gives it: {odd}" for odd in plan["odd"]]
     if board["best_plans"]:
         lost = sorted(plan["shortfall"] for plan in board["best_plans"])
         middle, mean = lost[len(lost) // 2], sum(lost) / len(lost)
@@ -82,6 +112,11 @@ def text(board: Mapping[str, Any]) -> list[str]:
         near = sum(error <= EXACT for error in errors)
         found.append(
             f"memory of the experts over EP: {near} of {len(errors)} dry-run pairs within {EXACT:.0%}"
+        )
+    for gap in board["closed_form"]:
+        found.append(
+            f"closed form over simulation, {gap['schedule']}: {gap['mean']:+.1%} on average, {gap['least']:+.1%} to "
+            f"{gap['largest']:+.1%}, of {gap['layouts']} layouts"
         )
     for row in board["columns"]:
         wrong = "; its PFLOP/s cell contradicts its MFU" if row["contradicts"] else ""

@@ -1,9 +1,10 @@
 """Published training steps as jobs, and which of them constants may be fitted on.
 
 Every row of ``data/measurements/throughput.json`` is read by its source's reader, or is listed with the reason why no
-job can say it. **The split**: a configuration is what a row says save the number of micro-batches and the release of
-the software; it is *for fitting* when the first byte of the SHA-256 of source and configuration is odd. Groups of
-fewer than :data:`FEWEST_TO_SPLIT` configurations are never fitted on, nor are unverified rows. All else is held out.
+job can say it. **The split**: a configuration is the model, the devices, the formats and how the model is split
+(:func:`configuration`), read from the job, so that the same job is one whatever its source; it is *for fitting* when
+the first byte of its SHA-256 is odd. Groups of fewer than :data:`FEWEST_TO_SPLIT` configurations are never fitted on,
+nor are unverified rows, nor what shares a configuration with one of these. All else is held out.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from telekit.job import Job
+from telekit.model.count import count
 from telekit.validation import runs_dense, runs_moe
 from telekit.validation.readings import Reading, Row, Unread, job_of, rows
 
@@ -141,7 +143,7 @@ def _run(row: Row, group: str) -> PublishedRun | UnmappedRow:
     if broken:
         return UnmappedRow(row["id"], group, "; ".join(f"{p.field} {p.value}: {p.rule}" for p in broken))
     return PublishedRun(
-        row["id"], group, origin(row["source"]), _configuration(row, read), job, read.step_s, False, row["verified"],
+        row["id"], group, origin(row["source"]), configuration(job), job, read.step_s, False, row["verified"],
         read.notes,
     )  # fmt: skip
 
@@ -151,37 +153,34 @@ def origin(text: str) -> str:
     return text.partition("@")[0] if text.startswith("github:") else " ".join(text.split()[:1])
 
 
-STATED = (
-    "model", "hidden", "heads", "layers", "layers_used", "gpu", "n_gpus", "seq_len", "mbs", "local_batch", "tp", "pp",
-    "cp", "vp", "ep", "etp", "dp", "fsdp", "sharding", "recompute", "method", "technique", "offload_alpha",
-    "dispatcher",
-)  # fmt: skip
-"""Columns that tell configurations apart; the batch, and with it the number of micro-batches, is none of them."""
+DEGREES = ("tp", "cp", "pp", "vpp", "dp", "ep", "etp", "zero", "micro_batch")
+"""Fields of a layout that tell configurations apart. Recompute, offload and switches of the software do not: what is
+known of one of them tells of the others, and a key that is too coarse leaks nothing."""
 
 
-def _configuration(row: Row, read: Reading) -> str:
-    """Write what a row states, save the number of micro-batches and the release; formats by their recipe's name."""
-    said = [f"{name}={row[name]}" for name in STATED if row.get(name) is not None]
-    formats = [str(read.train[name]) for name in ("precision", "fp8_recipe") if name in read.train]
-    return " ".join([*said, *formats])
+def configuration(job: Job) -> str:
+    """Key of the split: model, devices, sequence, formats and degrees; neither batch nor number of micro-batches."""
+    model, train = job.model, job.train
+    recipe = f" {train.fp8_recipe}" if train.precision == "fp8" else ""
+    return " ".join([
+        f"{count(model).total} parameters, {model.num_layers} layers of {model.hidden_size}, on",
+        f"{job.cluster.devices} {job.cluster.device.name}, seq_len {train.seq_len}, {train.precision}{recipe},",
+        *(f"{name} {getattr(job.layout, name)}" for name in DEGREES),
+    ])  # fmt: skip
 
 
 def _split(found: list[PublishedRun]) -> tuple[PublishedRun, ...]:
     """Mark the runs that constants may be fitted on."""
-    counts: dict[str, set[str]] = {}
+    of_group: dict[str, set[str]] = {}
     for run in found:
-        counts.setdefault(run.group, set()).add(run.configuration)
+        of_group.setdefault(run.group, set()).add(run.configuration)
+    small = {group for group, keys in of_group.items() if len(keys) < FEWEST_TO_SPLIT}
+    never = {run.configuration for run in found if run.group in small or not run.verified}
     return tuple(
-        replace(
-            run,
-            in_fit=run.verified
-            and len(counts[run.group]) >= FEWEST_TO_SPLIT
-            and odd(run.source, run.configuration),
-        )
-        for run in found
+        replace(run, in_fit=run.configuration not in never and odd(run.configuration)) for run in found
     )
 
 
-def odd(source: str, configuration: str) -> bool:
+def odd(*key: str) -> bool:
     """Whether the split lets constants be fitted on a configuration."""
-    return hashlib.sha256(f"{source}\n{configuration}".encode()).digest()[0] % 2 == 1
+    return hashlib.sha256("\n".join(key).encode()).digest()[0] % 2 == 1

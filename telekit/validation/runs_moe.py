@@ -240,7 +240,8 @@ def folding(row: Row) -> Reading | Unread:
     train = {"seq_len": row["seq_len"], "global_batch": row["gbs"], "precision": "bf16"}
     notes = (
         "micro-batch 1: not stated",
-        "chunks of one layer: not stated, but whole stages would idle for more than the published MFU leaves",
+        "chunks of one layer: not stated, chosen from the measured value, since whole stages would idle for more "
+        "than the published MFU leaves",
         "experts over tp too, unless etp is stated",
     )
     return Reading(model, "h100", train, layout, step, notes)

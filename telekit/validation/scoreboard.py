@@ -18,6 +18,7 @@ import numpy as np
 
 from telekit import catalog
 from telekit.errors import TelekitError, bad
+from telekit.validation.gaps import closed_form_gaps
 from telekit.validation.kernel_rows import kernel_rows, unmapped_kernels
 from telekit.validation.megascale import column_rows
 from telekit.validation.memory_runs import expert_slopes, memory_runs, unmapped_memory
@@ -29,9 +30,10 @@ WORST = 3
 """Rows of a group that are shown as its worst."""
 
 SPLIT = (
-    "A configuration is what a row says save the number of micro-batches and the release. It is for fitting when the "
-    "first byte of the SHA-256 of its source and its columns is odd; groups of fewer than "
-    f"{FEWEST_TO_SPLIT} configurations, and unverified rows, are never fitted on."
+    "A configuration is model, devices, sequence length, formats, degrees, ZeRO and micro-batch of a job, whatever "
+    "source or release it is from. It is for fitting when the first byte of its SHA-256 is odd; groups of fewer than "
+    f"{FEWEST_TO_SPLIT} configurations, unverified rows, and what shares a configuration with one of these are never "
+    "fitted on."
 )
 
 Progress = Callable[[int, int, str], None]
@@ -154,7 +156,7 @@ def _point(row: ScoredRow) -> dict[str, Any]:
     return named | {"devices": devices, "measured": row.measured, "estimated": row.estimated}
 
 
-BEYOND = ("planning", "best_plans", "columns", "expert_slopes", "left_out")
+BEYOND = ("planning", "best_plans", "columns", "expert_slopes", "closed_form", "left_out")
 """What only a whole scoreboard has."""
 
 
@@ -178,6 +180,7 @@ def _beyond() -> dict[str, Any]:
                 "plans": len(r.measured_s),
                 "spearman": r.spearman,
                 "regret": r.regret,
+                "odd": list(r.odd),
             }
             for r in rankings()
         ],
@@ -186,6 +189,7 @@ def _beyond() -> dict[str, Any]:
             asdict(row) | {"points": row.mfu_points, "contradicts": row.contradicts} for row in column_rows()
         ],
         "expert_slopes": expert_slope_errors(),
+        "closed_form": [asdict(gap) for gap in closed_form_gaps()],
         "left_out": [{"name": name, "reasons": reasons} for name, reasons in left_out().items()],
     }
 

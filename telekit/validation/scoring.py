@@ -19,11 +19,11 @@ from telekit.validation.memory_runs import memory_runs
 from telekit.validation.reasons import likely_reason
 from telekit.validation.runs import published_runs
 
-FEWEST_FOR_INTERVAL = 8
-"""Held-out configurations that an interval must stand on."""
+OUTSIDE = 0.1
+"""Part of like runs that may lie below an interval, and above it."""
 
-INTERVAL = (0.1, 0.9)
-"""Quantiles of measured over estimated."""
+FEWEST_FOR_INTERVAL = 9
+"""Held-out configurations that an interval must stand on: of fewer, even the least and the largest do not span it."""
 
 
 @dataclass(frozen=True)
@@ -115,15 +115,24 @@ def _step(answer: Estimate) -> float:
     return answer.step_time_s
 
 
+def bounds(ratios: Sequence[float]) -> tuple[float, float]:
+    """Where one more ratio like these lies with a probability of 1 - 2 :data:`OUTSIDE`, whatever their distribution.
+
+    Split conformal prediction (arXiv 2107.07511, section 1): of n + 1 ratios in any order, the new one is below the
+    k-th of the others, or above the k-th from the top, with a probability of k / (n + 1) each.
+    """
+    found, k = sorted(ratios), int(OUTSIDE * (len(ratios) + 1) + 1e-9)
+    return found[k - 1], found[-k]
+
+
 def intervals(steps: Sequence[ScoredRow]) -> list[dict[str, Any]]:
-    """Quantiles of measured over estimated, of held-out configurations by device, kind of model and precision."""
-    ratios: dict[tuple[str, str], list[float]] = {}
-    keys: dict[tuple[str, str], tuple[str, str, str]] = {}
+    """Bounds of measured over estimated, of held-out configurations by device, kind of model and precision."""
+    ratios: dict[str, list[float]] = {}
+    keys: dict[str, tuple[str, str, str]] = {}
     for row in steps:
         if not row.in_fit and row.job is not None:
-            at = (row.group, row.configuration)
-            ratios.setdefault(at, []).append(row.measured / row.estimated)
-            keys[at] = kind_of(row.job)
+            ratios.setdefault(row.configuration, []).append(row.measured / row.estimated)
+            keys[row.configuration] = kind_of(row.job)
     sets: dict[tuple[str | None, str | None, str | None], list[float]] = {}
     for at, values in ratios.items():
         for key in likeness(*keys[at]):
@@ -131,7 +140,7 @@ def intervals(steps: Sequence[ScoredRow]) -> list[dict[str, Any]]:
     found = []
     for key, means in sorted(sets.items(), key=lambda item: [part or "" for part in item[0]]):
         if len(means) >= FEWEST_FOR_INTERVAL:
-            low, high = (float(np.quantile(means, q)) for q in INTERVAL)
+            low, high = bounds(means)
             named = dict(zip(("device", "model", "precision"), key, strict=True))
             of = (
                 " ".join(part for part in (key[1], key[2], f"on {key[0]}" if key[0] else None) if part)

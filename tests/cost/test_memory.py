@@ -92,9 +92,23 @@ def test_zero_3_gathers_two_layers_at_a_time():
         peak[zero] = step_cost(here).memory
     layer = (count(model).total - 2 * 128256 * 4096 - 4096) // 32
     total, product = count(model).total, 2 * 2 * 14336 * 4096  # gate and up are one product
-    assert float(peak[3]["parameters"][0]) == 2 * total / 64 + 2 * 2 * layer
+    head = 128256 * 4096 + 4096  # with the final norm: larger than a layer, and gathered beside the last one
+    assert float(peak[3]["parameters"][0]) == 2 * total / 64 + 2 * (layer + head)
     assert float(peak[2]["gradients"][0]) == 2 * total / 64 + 2 * layer  # the layer's own are no second copy
     assert float(peak[1]["gradients"][0]) == 2 * total + product
+
+
+def test_zero_3_gathers_an_end_only_where_it_stands():
+    """Of four stages the middle ones gather two layers, the ends a layer and their matrix if that is more."""
+    from telekit.cost.step import step_cost
+
+    model, layout = load_model("llama-3.1-8b"), ParallelConfig(pp=4, dp=16, zero=3)
+    here = site(model, layout, global_batch=64, grad_dtype="bf16", wgrad_buffers="transient")
+    layer = (count(model).total - 2 * 128256 * 4096 - 4096) // 32
+    held = total_of(stage_parameters(here, assign(model, layout)))
+    gathered = step_cost(here).memory["parameters"] - 2 * held / 16
+    head = 128256 * 4096
+    assert gathered.tolist() == [2 * (layer + head), 4 * layer, 4 * layer, 2 * (layer + head + 4096)]
 
 
 @pytest.mark.parametrize("recompute", ["full", "none"])
@@ -293,7 +307,9 @@ def test_zero_3_without_overlap_holds_one_matrix_at_a_time():
     layout = ParallelConfig(dp=64, zero=3, overlap_param_gather=False, overlap_grad_reduce=False)
     found = memory(model, layout, global_batch=64, grad_dtype="bf16", wgrad_buffers="transient")
     shard, product = 2 * count(model).total / 64, 2 * 2 * 14336 * 4096
-    assert found["parameters"][0] == found["gradients"][0] == shard + product
+    head = 2 * (128256 * 4096 + 4096)  # larger than any product of a layer
+    assert found["parameters"][0] == shard + head
+    assert found["gradients"][0] == shard + product
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ REFUSED = {
     "llama3_405b_16384_8192": "the same",
     "mcoremoe_5": "unexplained: our activations alone are 184 GiB; the report gives 172 GB, its layout not stated",
     "modelzoo_qwen3_gb_1": "the speed of mcoremoe_5, so perhaps its recompute, which the row does not state",
+    "mpt_199": "within 1 % of the device",
+    "mpt_200": "within 1 % of the device",
     "mpt_201": "within 1 % of the device",
     "mpt_202": "within 1 % of the device",
     "mf_telechat2-7b": "within 1 % of the device; its layout is assumed to be the one measured",

@@ -186,7 +186,7 @@ def test_the_study_is_said_as_it_came_out(gain):
     assert found.verdict == "at the edge" and abs(high - found.study.claim) < 0.01
     low, middle, top = found.interval_in_the_open
     assert [round(100 * x) for x in (low, middle)] == [3, 8] and 0.16 < top < 0.19
-    assert f"{found.base:.1%}" == "4.8%"
+    assert f"{found.base:.1%}" == "4.9%"
     bars = {bar.input.name: bar for bar in found.bars}
     assert list(bars)[:2] == ["expert_imbalance", "network_efficiency"]
     assert min(bars["overlap_moe_comm"].gains) == min(min(bar.gains) for bar in found.bars) < 0.02
@@ -197,7 +197,7 @@ def test_the_study_is_said_as_it_came_out(gain):
     assert f"{found.share_beyond_in_the_open:.0%} reach 15%" in gain.text
     fixed = {row[0]: row[1:] for row in known.study_fixed().rows}
     assert fixed["ep"][0] == "16" and fixed["ep"][1].startswith("8: 0.0%, 32: -")
-    assert fixed["host_launch_s"][1].endswith("6.6e-05: 0.3%")  # a slow host leaves nothing of it
+    assert fixed["host_launch_s"][1].endswith("6.6e-05: 0.5%")  # a slow host leaves nothing of it
     assert "no part of the interval" in known.study_fixed().title.replace("\n", " ")
     said = known.study_inputs()
     assert all(f"{item.name}: {item.says[:20]}" in said for item in found.study.inputs)

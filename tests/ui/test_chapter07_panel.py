@@ -277,10 +277,10 @@ def test_what_the_chapter_says_of_choices_baselines_and_code():
 
 def test_what_the_chapter_says_of_the_step():
     found = known.saved()
-    assert f"{found.low.share:.1%} {found.high.share:.1%}" == "0.6% 12.8%"
+    assert f"{found.low.share:.1%} {found.high.share:.1%}" == "0.5% 12.6%"
     assert found.high.device_s / found.low.device_s > 20
     text = known.telechat3()
-    assert "0.6%" in text and "12.8%" in text and "the host 5 us to issue: assumed" in text
+    assert "0.5%" in text and "12.6%" in text and "the host 5 us to issue: assumed" in text
     assert known.saved(On(share=0.4)).high.share / known.saved(On(share=0.8)).high.share < 3
 
 

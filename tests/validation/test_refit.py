@@ -17,12 +17,12 @@ def test_records_hold_what_a_fit_of_kernels_finds(name):
         assert found.recorded[key] == pytest.approx(value, rel=0.02)
 
 
-def test_a_fit_of_steps_runs_again_to_its_record():
-    found = refit("hopper-triton")
-    assert found.rows == 27
-    assert found.recorded["kernels.mixers.triton"] == pytest.approx(
-        found.constants["kernels.mixers.triton"], rel=0.03
-    )
+@pytest.mark.parametrize(("name", "rows"), [("hopper-triton", 24), ("ampere-triton", 28), ("hopper", 21)])
+def test_a_fit_of_steps_runs_again_to_its_record(name, rows):
+    found = refit(name)
+    assert found.rows == rows
+    for key, value in found.constants.items():
+        assert found.recorded[key] == pytest.approx(value, rel=0.01), key
 
 
 @pytest.mark.parametrize("name", FITS)

@@ -34,3 +34,20 @@ def test_errors_of_held_out_rows_are_the_groups_own():
     for group, line in zip(board["groups"], report.lines(board), strict=False):
         mape = group["held_out"]["mape"]
         assert line[3] == ("" if mape is None else f"{100 * mape:.1f} %")
+
+
+def test_readme_says_how_well_estimates_choose_and_what_falls_short():
+    _, rest = README.read_text(encoding="utf-8").split("<!-- choosing: telekit.validation.report -->\n")
+    said, _ = rest.split("<!-- end of choosing -->")
+    assert said == report.choosing(shipped())
+    assert said.count("short of the aim") == sum(
+        plan["spearman"] < 0.9 or plan["regret"] > 0.03 for plan in shipped()["planning"]
+    )
+
+
+def test_readme_says_the_bias_that_is_missed():
+    bias = shipped()["all"]["held_out"]["bias"]
+    missed = f"bias of all held-out steps together, {bias:+.1%}, is beyond the aim of 3 %".replace(
+        "%,", " %,"
+    )
+    assert (missed in README.read_text(encoding="utf-8").replace("\n", " ")) == (abs(bias) > 0.03)
