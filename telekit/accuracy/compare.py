@@ -12,21 +12,31 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from telekit.accuracy.causes.finding import Finding
-from telekit.accuracy.compared import PARAMETERS, PARAMETERS_GRAD, Compared
-from telekit.accuracy.comparing.judged import judge_arrays, judge_compared, not_judged, result_of, special
+from telekit.accuracy.causes.finding import NEAR_ZERO, NONE, Finding
+from telekit.accuracy.compared import Compared
+from telekit.accuracy.comparing.judged import (
+    judge_arrays,
+    judge_compared,
+    judged_any,
+    not_judged,
+    result_of,
+    special,
+)
 from telekit.accuracy.comparing.mapping import Mapping as NameMapping
 from telekit.accuracy.comparing.mapping import read_mapping
 from telekit.accuracy.comparing.names import Pair, is_gradient, pair_tensors, phase_of
+from telekit.accuracy.comparing.padding import Lengths, paddings, trimmed
 from telekit.accuracy.comparing.ranks import Side, sides
 from telekit.accuracy.locating.first_divergence import first_divergence
 from telekit.accuracy.measures.metrics import compare_arrays
 from telekit.accuracy.measures.summaries import NAMES, SummaryErrors, compare_summaries
 from telekit.accuracy.readers import NamedTensor, ReadProblem, Tensors, tensors
 from telekit.accuracy.standards import msprobe
+from telekit.accuracy.standards.beside import as_pairs
 from telekit.accuracy.standards.depth import LAYERS
 from telekit.accuracy.standards.judge import standard as named_standard
 from telekit.accuracy.standards.profiles import Standard
+from telekit.accuracy.standards.tolerances import LIBRARIES
 from telekit.accuracy.standards.verdict import ERROR, PASS, SKIP, WARNING, Verdict
 from telekit.errors import InputError, bad
 
@@ -47,7 +57,9 @@ class Comparison:
     verdicts : tuple of Verdict
         One a row.
     result : str
-        The worst of them: pass, warning or error; error where nothing was compared.
+        The worst of them: pass, warning or error; error where nothing was compared, ``skip`` where nothing was
+        judged. No pass where tensors were lost in reading, and none where the sides part (``located``) and no
+        standard was named.
     first_divergence : Finding or None
         Where the sides first part beyond rounding, and what that looks like (`locate.locate`). None where nothing
         fails, and where rounding explains every difference: a note then says which row misses the standard.
@@ -59,6 +71,9 @@ class Comparison:
         ``tensor``, ``statistics`` or ``md5``: the most that both sides hold.
     notes : tuple of str
         What holds for many rows: shards merged, padding cut, lines for a mapping file.
+    located : bool
+        Whether the sides part beyond rounding at a known place, whatever the standard says of it. Not where the place
+        is a random or unordered output that was judged as one.
     """
 
     rows: tuple[Compared, ...]
@@ -72,6 +87,13 @@ class Comparison:
     golden: str = ""
     notes: tuple[str, ...] = ()
     stacks: dict[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
+    located: bool = False
+
+    @property
+    def negative(self) -> bool:
+        """Whether the answer is no: a miss, nothing judged, or sides that part where no named standard passes them."""
+        judged = judged_any(self.rows, self.verdicts)
+        return not judged or self.result in (ERROR, SKIP) or (self.located and self.result != PASS)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -85,7 +107,7 @@ def compare(
     target: str | Path | Tensors,
     golden: str | Path | Tensors,
     *,
-    standard: str = "msprobe",
+    standard: str | None = None,
     mapping: str | Path | Mapping[str, Any] | NameMapping | None = None,
     match: str = "name",
     align: str = "auto",
@@ -101,15 +123,18 @@ def compare(
     ----------
     target, golden : path or Tensors
         What `readers.tensors` reads: files of tensors, msprobe dumps of any number of steps and ranks, checkpoints.
-    standard : str
-        See `standards.standards`; those that need a third, trusted device are refused.
+    standard : str, optional
+        See `standards.standards`; those that need a third, trusted device are refused. msprobe's where none is named;
+        then a difference beyond rounding that it has no rule for is a warning. A standard that is named has the last
+        word.
     mapping : path or mapping, optional
         See `mapping.read_mapping`.
     match : {"name", "order", "fuzzy"}
         How tensors find each other; see `names.pair_tensors`.
     align : {"auto", "never"}
         Whether rows of padding are cut: where several tensors, and no others, differ from golden in the length of
-        one axis before the last, all by the same two lengths.
+        one axis before the last, all by the same two lengths, and what the longer one has more is one value repeated.
+        Tensors of no operator (weights) are never cut to a shorter target.
     progress : callable, optional
         Called with pairs done, pairs in all, and the name at hand.
     locate : bool
@@ -120,7 +145,7 @@ def compare(
     InputError
         A path cannot be read at all, or an option is wrong. What fails for single tensors is in ``problems``.
     """
-    chosen = _standard(standard)
+    chosen = _standard(standard or "msprobe")
     if align not in ALIGN:
         raise bad("align", align, f"must be one of {', '.join(ALIGN)}")
     lines = read_mapping(mapping)
@@ -134,7 +159,7 @@ def compare(
         paired = pair_tensors(side.target, side.golden, match=match, mapping=lines)
         work.notes += [h for h in paired.hints if h not in work.notes]
         pairs.append((side, _none_is_zero(paired.pairs)))
-    cut = _padding([p for _, found in pairs for p in found], work.notes) if align == "auto" else {}
+    cut = paddings([p for _, found in pairs for p in found], work.notes) if align == "auto" else {}
     work.layers = _layers(p for _, found in pairs for p in found)
     for side, found in pairs:
         work.run(side, found, cut, sum(len(f) for _, f in pairs))
@@ -146,10 +171,13 @@ def compare(
     )
     problems = (*t.problems, *g.problems, *work.problems)
     stacks = {name: lines for info in t.dumps for name, lines in info.stack.items()}
+    located = (
+        first is not None and first.cause not in (NONE, NEAR_ZERO) and first.tensor not in work.unordered
+    )
+    doubt = any(p.lost for p in problems) or (located and standard is None)
     return Comparison(
-        tuple(work.rows), verdicts, result_of(work.rows, verdicts, any(p.lost for p in problems)), first,
-        problems, chosen.name, _mode(work.rows), t.source, g.source,
-        (*work.notes, *not_judged(work.rows, verdicts), *said), stacks,
+        tuple(work.rows), verdicts, result_of(work.rows, verdicts, doubt), first, problems, chosen.name,
+        _mode(work.rows), t.source, g.source, (*work.notes, *not_judged(work.rows, verdicts), *said), stacks, located,
     )  # fmt: skip
 
 
@@ -177,21 +205,23 @@ class _Work:
         self.notes: list[str] = []
         self.problems: list[ReadProblem] = []
         self.layers = LAYERS
+        self.unordered: set[str] = set()
 
-    def run(self, side: Side, pairs: Sequence[Pair], cut: dict[tuple[int, int], int], total: int) -> None:
+    def run(self, side: Side, pairs: Sequence[Pair], cut: dict[Lengths, int], total: int) -> None:
         """Compare the pairs of one step and rank."""
         places = {id(t): i for i, t in enumerate(side.target)}
         for (target, golden, notes), order in zip(pairs, _orders(pairs), strict=True):
             if self.progress:
                 self.progress(len(self.rows), total, (golden or target or _nameless()).name)
             both = golden or target or _nameless()
+            said, doubts = side.checks(target, golden)
             row = Compared(
                 both.name, target, golden, both.api, both.part, phase_of(both), order, side.step, side.rank,
-                notes=(*notes, *side.checks(target, golden)), target_order=places.get(id(target), len(places)),
+                notes=(*notes, *said), target_order=places.get(id(target), len(places)), doubts=doubts,
             )  # fmt: skip
             self._compare(row, cut)
 
-    def _compare(self, row: Compared, cut: dict[tuple[int, int], int]) -> None:
+    def _compare(self, row: Compared, cut: dict[Lengths, int]) -> None:
         """Fill in what both sides allow, and judge what needs the elements."""
         t, g = row.target, row.golden
         if t is None or g is None or "scalar" in (t.kind, g.kind) or t.kind == g.kind == "none":
@@ -215,18 +245,20 @@ class _Work:
             )
         self.rows.append(row)
 
-    def _elements(self, row: Compared, cut: dict[tuple[int, int], int]) -> None:
+    def _elements(self, row: Compared, cut: dict[Lengths, int]) -> None:
         t, g = row.target, row.golden
         assert t is not None and g is not None
         a, b = _arrays(t, g)
-        if (axis := _cut_axis(t, g, cut)) is not None:
-            n = min(a.shape[axis], b.shape[axis])
-            a, b = (x[(slice(None),) * axis + (slice(n),)] for x in (a, b))
-            row = replace(row, notes=(*row.notes, f"first {n} of axis {axis} compared, the rest is padding"))
-        row = replace(row, metrics=compare_arrays(a, b))
+        row, a, b = trimmed(row, a, b, cut)
+        pair = [as_pairs(x) if x.dtype.kind == "c" else x for x in (a, b)]
+        row = replace(row, metrics=compare_arrays(*pair))
         assert row.metrics is not None
-        verdict = special(row, a, b, self.chosen)
+        verdict = special(row, pair[0], pair[1], self.chosen)
+        if verdict is not None and verdict.result == PASS:
+            self.unordered.add(row.name)
         if verdict is None and self.chosen.name not in msprobe.OUTPUT_SHARE:
+            if self.chosen.name not in LIBRARIES:  # which take complex numbers as they are
+                a, b = pair
             verdict = judge_arrays(a, b, row.metrics, self.chosen, _layer(row.name), self.layers)
         if verdict is not None:
             self.done[len(self.rows)] = verdict
@@ -252,14 +284,19 @@ def _loadable(t: NamedTensor, g: NamedTensor) -> bool:
 
 
 def _arrays(t: NamedTensor, g: NamedTensor) -> list[NDArray[Any]]:
-    """Load both sides; None is zeros of the other side's shape, complex numbers are pairs of floats."""
+    """Load both sides; None is zeros of the other side's shape and type.
+
+    Raises
+    ------
+    InputError
+        A side cannot be loaded, or one is complex and the other is not.
+    """
     known = t if t.kind == "tensor" else g
-    found = []
-    for side in (t, g):
-        array = side.load() if side.has_data else np.zeros(known.shape or (), np.float32)
-        if array.dtype.kind == "c":
-            array = np.ascontiguousarray(array)[..., np.newaxis].view(array.real.dtype)
-        found.append(array)
+    whole = known.load()
+    found = [whole if x is known else x.load() if x.has_data else np.zeros_like(whole) for x in (t, g)]
+    if (found[0].dtype.kind == "c") != (found[1].dtype.kind == "c"):
+        rule = f"cannot stand beside golden's {found[1].dtype}: only one side is complex"
+        raise bad("target", str(found[0].dtype), rule)
     return found
 
 
@@ -321,43 +358,3 @@ def _all_zero(tensor: NamedTensor) -> bool:
         return not np.any(tensor.load())
     except InputError:
         return False
-
-
-def _padding(pairs: Sequence[Pair], notes: list[str]) -> dict[tuple[int, int], int]:
-    """Return the pair of lengths (target's, golden's) that padding explains, with how many tensors have it.
-
-    Only where every tensor that differs in shape differs so, and at least two do: one alone is a wrong shape.
-    """
-    seen: Counter[tuple[int, int] | None] = Counter()
-    for t, g, _ in pairs:
-        if t is not None and g is not None and t.kind == g.kind == "tensor" and t.shape != g.shape:
-            axis = _one_axis(t, g)
-            seen[None if axis is None else _lengths(t, g, axis)] += 1
-    if len(seen) != 1 or None in seen or sum(seen.values()) < 2:
-        return {}
-    ((lengths, count),) = seen.items()
-    assert lengths is not None
-    notes.append(
-        f"{count} tensors have {lengths[0]} rows in target and {lengths[1]} in golden: padding; the first "
-        f"{min(lengths)} are compared"
-    )
-    return {lengths: count}
-
-
-def _one_axis(t: NamedTensor, g: NamedTensor) -> int | None:
-    """Return the one axis, before the last, in which two shapes differ."""
-    if t.shape is None or g.shape is None or len(t.shape) != len(g.shape) or len(t.shape) < 2:
-        return None
-    if t.part in (PARAMETERS, PARAMETERS_GRAD):
-        return None
-    axes = [i for i, (m, n) in enumerate(zip(t.shape, g.shape, strict=True)) if m != n]
-    return axes[0] if len(axes) == 1 and axes[0] < len(t.shape) - 1 else None
-
-
-def _cut_axis(t: NamedTensor, g: NamedTensor, cut: dict[tuple[int, int], int]) -> int | None:
-    axis = _one_axis(t, g) if cut and t.shape != g.shape else None
-    return axis if axis is not None and _lengths(t, g, axis) in cut else None
-
-
-def _lengths(t: NamedTensor, g: NamedTensor, axis: int) -> tuple[int, int]:
-    return (t.shape or ())[axis], (g.shape or ())[axis]

@@ -8,6 +8,7 @@ from math import isnan
 from telekit.accuracy.measures.metrics import Metrics
 from telekit.accuracy.measures.summaries import SummaryErrors
 from telekit.accuracy.readers.named import NamedTensor
+from telekit.accuracy.standards.verdict import Part
 
 INPUT, PARAMETERS, OUTPUT, PARAMETERS_GRAD = "input", "parameters", "output", "parameters_grad"
 PARTS = (INPUT, PARAMETERS, OUTPUT, PARAMETERS_GRAD)  # msprobe's order inside an API
@@ -45,6 +46,8 @@ class Compared:
         Whether the dumped checksums are equal; None where a side has none.
     notes : tuple of str
         What a reader should know: how it was paired or merged, why something is missing.
+    doubts : tuple of Part
+        What counts in the verdict whatever the standard says of the pair: replicas that differ, ranks without it.
     """
 
     name: str
@@ -61,6 +64,7 @@ class Compared:
     checksum_equal: bool | None = None
     notes: tuple[str, ...] = ()
     target_order: int = 0
+    doubts: tuple[Part, ...] = ()
 
     @property
     def matched(self) -> bool:

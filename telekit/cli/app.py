@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+import traceback
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +18,7 @@ from telekit.cli.experts import dispatch
 from telekit.cli.fusion import fuse
 from telekit.cli.jobs import estimate, plan
 from telekit.cli.losses import compare_loss
+from telekit.cli.output import harmless
 from telekit.cli.packing import pack
 from telekit.cli.pipelines import balance, pipeline
 from telekit.cli.validation import validate
@@ -40,11 +42,18 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except TelekitError as error:
-        print(f"telekit: {error}", file=sys.stderr)
+        print("\n".join(map(harmless, f"telekit: {error}".splitlines())), file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("telekit: stopped", file=sys.stderr)
         sys.exit(130)
+    except OSError as error:  # a disk that is full, a file that may not be written
+        print(harmless(f"telekit: {error}"), file=sys.stderr)
+        sys.exit(2)
+    except Exception:  # exit 1, Python's own, would say that the answer is a negative verdict
+        traceback.print_exc()
+        print("telekit: this is an error of telekit, not of its input", file=sys.stderr)
+        sys.exit(2)
 
 
 def _version(wanted: bool) -> None:

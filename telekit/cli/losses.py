@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from telekit.accuracy.curves.judge import CurveVerdict
     from telekit.accuracy.curves.ratios import MicroBatchMeans
 
+NOTES = 20
+"""Printed at most."""
+
 
 def compare_loss(
     target: Annotated[
@@ -45,7 +48,7 @@ def compare_loss(
     as_json: JsonFlag = False,
 ) -> None:
     """Judge a loss curve against a golden one."""
-    from telekit.accuracy.curves.curve_errors import Columns
+    from telekit.accuracy.curves.curve_coverage import Columns
     from telekit.accuracy.curves.judge import judge_curves
     from telekit.accuracy.readers import losses
 
@@ -114,6 +117,12 @@ def _number(text: str) -> float:
 
 def _print(verdict: CurveVerdict) -> None:
     print(f"{verdict.result}: {verdict.shape} ({verdict.verdict.standard}; {verdict.verdict.source})")
+    compared = (("loss", "loss"), ("grad_norm", "gradient norm"))
+    ours, theirs = verdict.columns["target"], verdict.columns["golden"]
+    said = [f"{what} {ours[n]!r} beside {theirs[n]!r}" for n, what in compared if ours[n] and theirs[n]]
+    paragraphs(
+        [f"compared at {verdict.errors.loss.steps.size:,} steps, target beside golden: {', '.join(said)}"]
+    )
     rows = []
     for part in verdict.verdict.parts:
         value = f"{part.value:.5g}" if isinstance(part.value, (int, float)) else ""
@@ -126,4 +135,7 @@ def _print(verdict: CurveVerdict) -> None:
                 f"suspect, {suspect.confidence:.0%} sure: {suspect.cause}. {suspect.evidence}. Next: {suspect.next}."
             ]
         )
-    paragraphs(f"note: {note}" for note in verdict.verdict.messages)
+    notes = verdict.verdict.messages
+    paragraphs(f"note: {note}" for note in notes[:NOTES])
+    if len(notes) > NOTES:
+        paragraphs([f"note: {len(notes) - NOTES} more; --json has them"])

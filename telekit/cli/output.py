@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import textwrap
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -19,7 +20,10 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document 
 
 
 def show(as_json: bool, document: Any, text: Callable[[], None]) -> None:
-    """Print the document as JSON, or what ``text`` prints; who stops reading early is no fault."""
+    """Print the document as JSON, or what ``text`` prints.
+
+    Who stops reading early is no fault: the rest goes nowhere, and the command goes on to its exit code.
+    """
     try:
         if as_json:
             plain = "utf" in (sys.stdout.encoding or "").lower()
@@ -30,7 +34,7 @@ def show(as_json: bool, document: Any, text: Callable[[], None]) -> None:
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left goes nowhere
         if isinstance(error, BrokenPipeError):  # who reads has read enough
-            raise typer.Exit from None
+            return
         raise TelekitError(f"cannot write: {error.strerror}") from None
 
 
@@ -46,14 +50,26 @@ def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
         else:
             drawn.add_column(name, justify="left" if i == 0 else "right", overflow="fold")
     for row in rows:
-        drawn.add_row(*row)
-    Console(file=sys.stdout, highlight=False).print(drawn)
+        drawn.add_row(*map(harmless, row))
+    Console(file=sys.stdout, highlight=False, markup=False, emoji=False).print(drawn)
 
 
 def paragraphs(lines: Iterable[str]) -> None:
     """Print each line, folded at the width of the terminal."""
     for line in lines:
-        print(textwrap.fill(line, shutil.get_terminal_size().columns))
+        print(textwrap.fill(harmless(line), shutil.get_terminal_size().columns))
+
+
+def harmless(text: str) -> str:
+    """Return text of someone else's file as a terminal may show it: no escape, no control, no lone surrogate."""
+    if text.isprintable():
+        return text
+    return "".join(c.encode("unicode_escape").decode() if _controls(c) else c for c in text)
+
+
+def _controls(sign: str) -> bool:
+    """Whether a character moves a terminal's cursor, its colours or the order of its text; spaces do not."""
+    return unicodedata.category(sign) in ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
 @contextmanager
@@ -69,7 +85,7 @@ def progress() -> Iterator[Callable[[int, int, str], None]]:
         def tell(done: int, total: int, what: str) -> None:
             bar.total = max(total, 1)
             bar.n = done
-            bar.set_description(what)
+            bar.set_description(harmless(what))
 
         yield tell
 

@@ -31,12 +31,14 @@ def share_within(answer: float | None) -> Feedback:
         answer,
         100 * rounding_against(DTYPE, elements=1 << 20).share_below,
         unit="%",
+        digits=2,
         hint="The error of one rounding is uniform from 0 to half a step of 2**-7; a relative 1e-3 is 1e-3 x.",
         slips={
             "that is at x = 1; at x = 2 the same error is half as large, relatively": 100 * 1e-3 / half,
             "that is at x = 2, the best place": 100 * 2e-3 / half,
             "a rounding is off by half a step at most, not by a whole one": 100 * 1.5e-3 / half / 2,
             "that is the share outside": 100 - 100 * 1.5e-3 / half,
+            "that is a fraction; the answer is in per cent": 1.5e-3 / half,
         },
     )
 
@@ -62,6 +64,7 @@ def sum_of_ones(answer: float | None) -> Feedback:
     return number(
         answer,
         float(reduce_terms(ones, dtype=DTYPE)),
+        rel=0.0,
         hint="From where on is a step of bf16 larger than 1, so that a 1 that is added is rounded away?",
         slips={
             "there a step is still 1, and 1 more is a value of bf16": 128,

@@ -6,6 +6,7 @@ Places and classes were written down before the locator was run on them, by some
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import ml_dtypes
@@ -37,7 +38,7 @@ class Planted:
 
     ``where`` is a regular expression for the finding's operator, ``make`` returns fresh faults (some remember).
     ``layouts`` has one for float32 and one for bfloat16. ``steps`` are dumped: the first, or both where one cannot
-    tell.
+    tell. ``patch`` puts something else in the miniature's place while the target runs.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Planted:
     config: Config = DENSE
     rerun: bool = False
     late: bool = False
+    patch: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @property
     def steps(self) -> list[int]:

@@ -114,3 +114,25 @@ def test_files_that_are_no_logs_exit_2(telekit, logs, tmp_path):
     for wrong in (tmp_path / "x.log", tmp_path / "none.json", tmp_path):
         status, out, err = telekit("compare-loss", wrong, logs("a", BASE))
         assert (status, out) == (2, "") and err.startswith("telekit: ")
+
+
+def test_columns_and_what_is_left_out_are_said_in_text_and_json(telekit, logs, tmp_path):
+    odd, golden = (
+        logs("t", [x if i < 10 else "*****" for i, x in enumerate(BASE)], np.ones(60)),
+        logs("g", BASE),
+    )
+    status, out, _ = telekit("compare-loss", odd, golden, "--json")
+    found = strict(out)
+    assert (status, found["verdict"], found["suspect"]["confidence"]) == (0, "warning", 0.5)
+    assert found["columns"] == {
+        "target": {"loss": "loss", "grad_norm": "grad_norm"}, "golden": {"loss": "loss", "grad_norm": None}
+    }  # fmt: skip
+    assert found["coverage"]["steps"] == 10 and "50 losses of target" in found["coverage"]["gaps"][0]
+    _, out, _ = telekit("compare-loss", odd, golden)
+    text = " ".join(out.split())
+    assert "compared at 10 steps, target beside golden: loss 'loss' beside 'loss'" in text
+    assert "50 losses of target are no numbers" in text and "more; --json has them" in text
+    other = tmp_path / "a.csv"
+    other.write_text(golden.read_text().replace("loss", "accuracy"))
+    status, out, _ = telekit("compare-loss", other, golden)
+    assert status == 0 and "target's accuracy beside golden's loss" in " ".join(out.split())

@@ -1,8 +1,9 @@
 """Planted faults against the locator, and layout changes that are none.
 
-Its author saw neither when they were written: 97 % of the cases were located and 74 % also named, 39 of 59 faults in
-both precisions. The locator has since been improved on these very faults, so they are no longer fresh, and what the
-tables below say is how it does on faults that it knows.
+Two authors planted faults without having read the locator. When they were fresh, 97 % of the first's cases were
+located and 74 % also named (39 of 59 faults in both precisions); of the second's 76 faults 75 and 67 were located in
+float32 and bfloat16, 54 and 49 also named. The locator has since been improved on these very faults: what the tables
+say is how it does on faults that it knows.
 
 ``TELEKIT_ALL_LAYOUTS=1`` tries 200 layout changes with the golden run's routing and 60 without, in place of a few.
 """
@@ -14,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from planted_faults import PLANTED
+from planted_faults_second import SECOND
 
 from telekit.accuracy import compare as comparing
 from telekit.accuracy.causes import finding as f
@@ -25,20 +27,14 @@ from telekit.errors import InputError
 
 PRECISIONS = ("fp32", "bf16")
 FIRST_SEED = {"fp32": 41000, "bf16": 52000}
+SECOND_SEED = {"fp32": 873100, "bf16": 914600}
 SAID_IN_WORDS = {
     "gate and up swapped": (f.PERMUTATION, "gate and up are taken the wrong way round"),
-    "router weights not normalised": (f.ROUTER, "not normalised gives the target"),
+    "a weight is not in the optimizer": (f.OPTIMIZER_STATE, "they are not updated"),
 }
 """Classes nobody had written down, where the sentence beside them is the fault itself."""
 
-KNOWN_MISSES = {
-    ("router logits in bfloat16", "bf16"): ("", f.NONE),
-    ("replicated weights counted tp times", "bf16"): ("", f.NONE),
-    ("experts' part of the norm not reduced", "fp32"): (
-        "decoder.layers.1.mlp.experts.linear_fc2.weight (gradient reduction)",
-        f.ONE_SHARD,
-    ),
-}
+KNOWN_MISSES: dict[tuple[str, str], tuple[str, str]] = {}
 """By fault and precision: operator and class that the locator gives in place of the right ones; '' names none."""
 
 
@@ -68,19 +64,24 @@ def answer(planted, precision, seed):
         return first.operator, first.phase, f.NON_DETERMINISM, ""
     golden = run(c, seed=seed)
     routing = golden if precision == "bf16" and c.experts else None
-    target = run(c, layout, seed=seed, fault=planted.make(), routing=routing)
+    with planted.patch():
+        target = run(c, layout, seed=seed, fault=planted.make(), routing=routing)
     found = look(target, golden, planted.steps)
     return found.operator, found.phase, found.cause, " ".join(found.evidence)
 
 
-CASES = [(planted, precision) for planted in PLANTED for precision in PRECISIONS]
+CASES = [
+    (planted, precision, seeds[precision] + at)
+    for table, seeds in ((PLANTED, FIRST_SEED), (SECOND, SECOND_SEED))
+    for at, planted in enumerate(table)
+    for precision in PRECISIONS
+]
 
 
 @pytest.mark.parametrize(
-    ("planted", "precision"), CASES, ids=[f"{p.name}-{precision}" for p, precision in CASES]
+    ("planted", "precision", "seed"), CASES, ids=[f"{p.name}-{precision}" for p, precision, _ in CASES]
 )
-def test_a_planted_fault_is_located_and_named(planted, precision):
-    seed = FIRST_SEED[precision] + PLANTED.index(planted)
+def test_a_planted_fault_is_located_and_named(planted, precision, seed):
     operator, phase, cause, text = answer(planted, precision, seed)
     known = KNOWN_MISSES.get((planted.name, precision))
     if known is not None:
@@ -92,17 +93,10 @@ def test_a_planted_fault_is_located_and_named(planted, precision):
     assert cause in planted.causes or (cause == also and sentence in text)
 
 
-def test_what_the_tables_say_of_all_faults():
-    names = {p.name for p in PLANTED}
-    assert len(names) == len(PLANTED) == 59
-    assert {name for name, _ in KNOWN_MISSES} <= names
-    found = names - {name for name, _ in KNOWN_MISSES}  # located and named in both precisions
-    assert len(found) == 56
-    misplaced = [
-        key for key, (operator, _) in KNOWN_MISSES.items()
-        if not re.search(next(p.where for p in PLANTED if p.name == key[0]), operator)
-    ]  # fmt: skip
-    assert len(misplaced) == 3
+def test_the_tables_name_each_fault_once():
+    names = [p.name for p in (*PLANTED, *SECOND)]
+    assert len(set(names)) == len(names) == 59 + 76
+    assert {name for name, _ in KNOWN_MISSES} <= set(names)
 
 
 # --- layouts that change nothing but rounding -------------------------------------------------------------------

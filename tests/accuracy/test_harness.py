@@ -3,6 +3,7 @@
 import itertools
 from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -314,3 +315,53 @@ class TestSweeps:
         assert set(results["float32", 0.0].values()) == {"pass"}
         assert results["float32", 9e-4]["torch"] == results["float32", 9e-4]["double-benchmark-l2"] == "error"
         assert results["float32", 9e-4]["msprobe"] == results["float32", 9e-4]["thousandth"] == "pass"
+
+
+class TestWhatACallableReturns:
+    """Any real format is compared by value; what a conversion would drop a part of fails under every standard."""
+
+    NAMES = (
+        "msprobe-documented",
+        "msprobe-coded",
+        "msprobe-old",
+        "ulp",
+        "torch",
+        "jax",
+        "ascend-single",
+        "depth-bound",
+    )
+
+    @staticmethod
+    def product(a, b):
+        return a.astype(np.float32) @ b.astype(np.float32)
+
+    def results(self, target, **more):
+        return {
+            r.standard: r.result for r in run("matmul", standards=self.NAMES, count=6, target=target, **more)
+        }
+
+    @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.longdouble, ml_dtypes.bfloat16])
+    def test_more_digits_than_asked_are_no_error(self, dtype):
+        for own in ("bfloat16", "float16"):
+            found = self.results(lambda a, b: self.product(a, b).astype(dtype), dtypes=own)
+            if dtype is not ml_dtypes.bfloat16 or own == "bfloat16":
+                assert set(found.values()) == {"pass"}, found
+
+    def test_a_wider_answer_that_is_wrong_still_fails(self):
+        found = self.results(lambda a, b: self.product(a, b) * np.float32(1.02))
+        assert found["msprobe-documented"] == found["ulp"] == "error"
+
+    @pytest.mark.parametrize("wrap", [
+        lambda y: y + 1j, lambda y: y.astype(np.complex64), lambda y: np.ma.masked_array(y, mask=True),
+        lambda y: np.ma.masked_array(y, mask=False), lambda y: y.astype(object), lambda y: y.astype(str),
+        lambda y: y.astype("M8[s]"), lambda y: y.view("V4"), lambda y: y.view([("x", "f4")]),
+    ])  # fmt: skip
+    def test_what_is_no_array_of_real_numbers_fails_everywhere(self, wrap):
+        table = run(
+            "matmul",
+            standards=[s.name for s in standards()],
+            count=2,
+            target=lambda a, b: wrap(self.product(a, b)),
+        )
+        assert {r.result for r in table} == {"error"}
+        assert all("y: returned" in str(r.part("target").worst) for r in table)

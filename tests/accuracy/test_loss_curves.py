@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.signal import lfilter
 
-from telekit.accuracy.curves.curve_errors import Columns
+from telekit.accuracy.curves.curve_coverage import Columns
 from telekit.accuracy.curves.curve_standards import CURVE_STANDARDS, Limit, allowed_bad_steps, curve_standard
 from telekit.accuracy.curves.curve_statistics import onset, outliers, spikes, trend
 from telekit.accuracy.curves.judge import judge_curves

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from telekit.accuracy.curves.judge import judge_curves
 from telekit.accuracy.readers import losses
 from telekit.accuracy.readers.events import masked_crc32c
 from telekit.errors import InputError
@@ -124,6 +125,18 @@ def test_mindformers_lines(tmp_path):
     assert points(curve, "overflow cond") == {1: 0.0, 22: 1.0}
     # loss is lm + aux: what another framework calls the loss is lm_loss
     assert (curve.loss, curve.grad_norm) == ("lm_loss", "global_norm")
+
+
+@pytest.mark.parametrize("end", [b"\r", b"\r\n", b"\n"])
+def test_any_end_of_a_line_ends_it(tmp_path, end):
+    lines = [f" iteration {i}/ 9 | lm loss: {i}.5 |".encode() for i in range(1, 9)]
+    (tmp_path / "a.log").write_bytes(end.join(lines) + end)
+    assert points(losses(tmp_path / "a.log"), "lm loss") == {i: i + 0.5 for i in range(1, 9)}
+    bar = b"10%|#         |\r20%|##        |\r"  # a progress bar before the line
+    (tmp_path / "b.log").write_bytes(b"\n".join(bar + line for line in lines))
+    assert points(losses(tmp_path / "b.log"), "lm loss") == {i: i + 0.5 for i in range(1, 9)}
+    (tmp_path / "c.log").write_bytes(end.join([b"x" * 200_000, *lines]))
+    assert len(losses(tmp_path / "c.log").steps) == 8
 
 
 def test_a_value_that_cannot_be_read_is_noted_with_its_line(tmp_path):
@@ -364,6 +377,9 @@ def test_a_damaged_length_or_end_stops_the_file_and_keeps_what_came_before(tmp_p
     (tmp_path / "a.tfevents").write_bytes(VERSION + parts[0] + bytes(last))
     curve = losses(tmp_path / "a.tfevents")
     assert points(curve, "loss") == {1: 9.0} and len(curve.notes) == 1
+    assert "a.tfevents" in curve.broken  # so that a comparison says it
+    whole = judge_curves(curve, curve)
+    assert whole.result == "warning" and "not read whole" in whole.verdict.part("steps compared").note
 
 
 def test_malformed_events_are_noted_and_the_rest_read(tmp_path):

@@ -46,8 +46,10 @@ def test_a_real_checkpoint_gives_its_tensors_and_names_what_it_left_out():
     assert [t.name for t in found if not t.name.startswith("optimizer")] == [
         "model.weight",
         "model.bias",
+        "iteration",
         "rng.0",
     ]
+    assert {t.name: t.value for t in found if t.kind == "scalar"}["optimizer.param_groups.0.betas.1"] == 0.999
     assert "optimizer.state.0.exp_avg_sq" in {t.name for t in found}
     assert {p.place: p.what.split(":")[0] for p in found.problems} == {
         "args": "is an object of argparse.Namespace",

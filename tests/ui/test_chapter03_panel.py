@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from telekit.accuracy.curves.curve_standards import curve_standard
 from telekit.accuracy.curves.judge import judge_curves
 from telekit.accuracy.miniature.faults import FAULTS
 from telekit.accuracy.readers import losses
@@ -177,6 +178,28 @@ def test_the_three_shapes_and_both(begin, values, shape):
     assert begin("curves", **values).titles[0].startswith(f"{shape}: ")
 
 
+def test_said_in_the_chapter_of_the_curves(begin):
+    found = {}
+    for name, values in (
+        ("drift", {"first": 0.0, "drift": 0.03}),
+        ("outliers", {"first": 0.0, "outliers": 2}),
+    ):
+        begin("curves", **values)
+        shape = curve_shapes.Shape(**({"noise": 0.001} | values))
+        found[name] = {p.name: p.result for p in curve_shapes.judged(shape).verdict.parts}
+        found[f"{name}, others"] = {n: curve_shapes.judged(shape, n).result for n in curve_shapes.STANDARDS}
+    assert (
+        found["drift"]["mean"] == found["drift"]["drift"] == "error"
+        and found["drift"]["first step"] == "pass"
+    )
+    assert [n for n, it in found["drift, others"].items() if it == "pass"] == ["megatron-approximate"]
+    assert found["outliers"]["mean"] == "pass" and found["outliers"]["outliers"] == "warning"
+    alone = [
+        n for n in curve_shapes.STANDARDS if "every step equal" in str(curve_standard(n).every.get("loss"))
+    ]
+    assert alone == ["megatron-deterministic"]  # passes only what is equal to the last digit
+
+
 def test_the_mean_of_a_drift_by_hand():
     target, golden, _ = curve_shapes.pair(curve_shapes.Shape(drift=0.03, noise=0.0))
     own, right = target.columns["lm loss"], golden.columns["lm loss"]
@@ -264,7 +287,7 @@ def test_more_files_fill_more_items(begin):
         int(begin("checklist", given=given, wrong=CLEAN).titles[0].split()[0])
         for given in range(len(chapter03_cases.GIVEN))
     ]
-    assert filled == sorted(set(filled)) and filled[0] == 0 and filled[-1] == 17
+    assert filled == sorted(set(filled)) and filled[0] == 0 and filled[-1] == 20
     rows = begin("checklist", given=5, wrong=CLEAN).rows["verdicts"]
     assert [row["name"] for row in rows if row["result"] == "open"] == ["long enough"]
     assert not [row["name"] for row in rows if row["result"] == "error"]
@@ -295,6 +318,14 @@ def test_clean_and_broken_are_far_apart():
         and min(broken) > 60
         and max(clean) < LINE["bfloat16"] < min(broken)
     )
+
+
+def test_said_in_the_chapter_of_one_layer_and_of_a_whole_step():
+    row = next(row for row in known_alignment.row_parallel_study().rows if row[0].startswith("row"))
+    assert row[3] == "50.0%" and row[-1] == "0.45" and f"{2**-7:.4f}" == "0.0078"
+    rows = known_alignment.clean_and_broken().rows
+    assert max(int(row[3]) for row in rows if row[3]) == 100  # outputs off
+    assert len(known_alignment.what_the_log_says().rows) == 12 == len(FAULTS)
 
 
 def test_said_in_the_chapter_of_the_log():

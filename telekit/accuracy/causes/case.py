@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -54,6 +54,8 @@ class Case:
         As dumped.
     target_shape, golden_shape : tuple of int, or None
         As dumped.
+    pool : callable or None
+        Returns the tensors elsewhere in the dump whose rows pass a test, nearest first.
     """
 
     target: Floats | None
@@ -74,6 +76,7 @@ class Case:
     golden_dtype: str = ""
     target_shape: tuple[int, ...] | None = None
     golden_shape: tuple[int, ...] | None = None
+    pool: Callable[[Callable[[Compared], bool]], tuple[Known, ...]] | None = None
 
     @property
     def same_shape(self) -> bool:
@@ -115,6 +118,33 @@ def case_of(
         t.dtype if t is not None else "", g.dtype if g is not None else "",
         t.shape if t is not None else None, g.shape if g is not None else None,
     )  # fmt: skip
+
+
+def elsewhere(
+    row: Compared, before: Sequence[Node], step: Sequence[Node], past: Sequence[Node]
+) -> Callable[[Callable[[Compared], bool]], tuple[Known, ...]]:
+    """Return a search through a dump: the same tensors of the step before, weights of the step, and outputs so far.
+
+    Parameters
+    ----------
+    row : Compared
+        Whose cause is looked for: itself it is not found.
+    before, step, past : sequence of Node
+        Operators before it, nearest last; all of its step; those of the step before.
+    """
+
+    def search(test: Callable[[Compared], bool]) -> tuple[Known, ...]:
+        old = [r for n in past if n.base == before[-1].base for r in (*n.inputs, *n.parameters)]
+        weights = [r for n in step if n.kind == "forward" for r in n.parameters]
+        made = [r for n in reversed(before) for r in (*n.outputs, *n.inputs) if r is not row]
+        found = list(known_rows([r for r in old if test(r)], EARLIER))
+        return (*found, *known_rows([r for r in (*weights, *made) if test(r)][:_NEAR]))
+
+    return search
+
+
+EARLIER = " of the step before"
+"""Ends the name of a tensor of the step before."""
 
 
 def loaded(tensor: NamedTensor | None) -> Floats | None:

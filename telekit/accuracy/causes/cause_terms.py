@@ -7,15 +7,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from telekit.accuracy.causes import finding as kinds
-from telekit.accuracy.causes.case import Case, Known
+from telekit.accuracy.causes.case import EARLIER, Case, Known
 from telekit.accuracy.causes.cause_values import taken_away
 from telekit.accuracy.causes.finding import Cause
 from telekit.accuracy.compared import BACKWARD
 from telekit.accuracy.curves.ratios import name_ratio
 from telekit.accuracy.measures.pairs import Floats
 
-EARLIER = " of the step before"
-"""Ends the name of a tensor of the step before: what it adds was not cleared."""
 _TIED = ("embed", "output_layer", "lm_head", "wte")
 
 
@@ -116,9 +114,19 @@ def _replaced(case: Case) -> Iterator[Cause]:
                 continue  # the same tensor under another name
             share = taken_away(case, side)
             if share > 0.9:
+                if _beside(case, k):
+                    text = f"target equals {k.name}, another output of the same call: they stand in each other's place"
+                    yield Cause(kinds.PERMUTATION, 0.92 * share, text)
+                    return
                 text = f"target equals {k.name}: what should have been done to it, or added, was left out"
                 yield Cause(kinds.MISSING_TERM, 0.85 * share, text)
                 return
+
+
+def _beside(case: Case, known: Known) -> bool:
+    """Whether a tensor is another output of the same call."""
+    own, _, key = case.name.rpartition(".")
+    return key.isdecimal() and known.name.rpartition(".")[0] == own and ".output" in own
 
 
 def _fit(values: Floats, of: Floats) -> tuple[float, float]:

@@ -147,8 +147,8 @@ def ratio_causes(case: Case) -> Iterator[Cause]:
     if fit is None or abs(fit.ratio - 1) < max(0.25 * case.epsilon, 1e-9):
         return
     share = taken_away(case, fit.ratio * g)
-    if not share:
-        return
+    if not share or fit.spread > max(case.noise, 1e-6):
+        return  # a factor leaves no more than rounding
     if t.size == 1 or np.count_nonzero(g) <= 1:
         share *= 0.5  # any single number is a multiple of another
     if fit.ratio < 0:
@@ -195,6 +195,10 @@ def _head_scale(ratio: float, case: Case) -> bool:
     return any(abs(np.log(ratio / d**p)) < 0.01 for d in widths if d > 1 for p in (-1.0, -0.5, 0.5, 1.0))
 
 
+_LEAST_SLICE = 4
+_MOST_NOISE = 0.2
+
+
 def permutation_causes(case: Case) -> Iterator[Cause]:
     """Find the same values in another order."""
     t, g = case.target, case.golden
@@ -203,12 +207,9 @@ def permutation_causes(case: Case) -> Iterator[Cause]:
         return
     a, b = np.sort(t.ravel()), np.sort(g.ravel())
     left, whole = _norm(a - b), _norm(t - g)
-    if (
-        not other_signs(case)
-        and left <= max(2 * case.epsilon * _norm(g), 0.02 * whole)
-        and left < 0.05 * whole
-    ):
-        how = _order(t, g)
+    how = _order(t, g, max(case.noise, 1e-6)) if left < 0.05 * whole else ""
+    same = left <= 1e-6 * _norm(g) or (left <= 2 * case.epsilon * _norm(g) and (how or (a == b).mean() > 0.9))
+    if not other_signs(case) and same and left < 0.05 * whole:
         yield Cause(
             kinds.PERMUTATION,
             0.95 - left / whole,
@@ -239,11 +240,11 @@ def _match(t: Floats, g: Floats, axis: int, noise: float) -> Floats | None:
     return found if (np.linalg.norm(a - b[found], axis=1) <= (noise + 1e-12) * size).all() else None
 
 
-def _order(t: Floats, g: Floats) -> str:
+def _order(t: Floats, g: Floats, noise: float) -> str:
     if t.ndim == 2 and t.shape == g.T.shape and np.array_equal(t, g.T):
         return ": transposed"
     for axis in range(t.ndim):
-        found = _match(t, g, axis, 1e-6)
+        found = _match(t, g, axis, noise)
         if found is None or np.array_equal(found, np.arange(len(found))):
             continue
         blocks = _blocks(found)
@@ -271,6 +272,8 @@ def _blocks(found: Floats) -> list[int] | None:
 
 def _copies(t: Floats, g: Floats, axis: int, noise: float) -> str:
     """Every slice is one of golden's, but some stand twice and others are missing."""
+    if t.size // max(t.shape[axis], 1) < _LEAST_SLICE or noise > _MOST_NOISE:
+        return ""  # single numbers, and what is far off, are near others by chance
     found = _match(t, g, axis, max(noise, 1e-9))
     if found is None or np.array_equal(found, np.arange(len(found))):
         return ""

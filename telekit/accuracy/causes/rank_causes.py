@@ -23,7 +23,11 @@ def rank_causes(case: Case) -> Iterator[Cause]:
     assert g is not None
     if len(case.replicas) < 2:
         return
-    for piece, (arrays, ranks) in pieces(case.replicas, g).items():
+    held = pieces(case.replicas, g)
+    even = (
+        len({len(arrays) for arrays, _ in held.values()}) == 1
+    )  # else who holds which piece is only a guess
+    for piece, (arrays, ranks) in held.items():
         if len(arrays) < 2:
             continue
         found = compare_replicas(arrays)
@@ -44,7 +48,7 @@ def rank_causes(case: Case) -> Iterator[Cause]:
                     f"{said}, and {how} is golden: the reduction over them is missing{_group(len(arrays), case)}",
                 )
                 return
-        elif case.part == "output" and _taken(case, arrays, piece):
+        elif even and case.part == "output" and _taken(case, arrays, piece):
             yield _differing(case, arrays, part, found.spread, said)
             return
 

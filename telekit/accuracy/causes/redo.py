@@ -15,7 +15,14 @@ from telekit.accuracy.causes import finding as kinds
 from telekit.accuracy.causes.case import Case, Known
 from telekit.accuracy.causes.cause_values import agrees, taken_away
 from telekit.accuracy.causes.finding import Cause
-from telekit.accuracy.causes.redo_attention import attention_causes, attention_gradient_causes
+from telekit.accuracy.causes.redo_attention import attention, attention_causes
+from telekit.accuracy.causes.redo_dense import embeddings, linear, sums
+from telekit.accuracy.causes.redo_experts import exchanges, grouped
+from telekit.accuracy.causes.redo_formula import Builder, Proven, changed, counts, proven
+from telekit.accuracy.causes.redo_gated import gated
+from telekit.accuracy.causes.redo_gates import router_gradients, routing
+from telekit.accuracy.causes.redo_heads import attention_gradients, rotary
+from telekit.accuracy.causes.redo_norm import norms
 from telekit.accuracy.causes.redo_rotary import rotary_causes
 from telekit.accuracy.causes.redo_router import (
     balance_causes,
@@ -25,18 +32,24 @@ from telekit.accuracy.causes.redo_router import (
 )
 from telekit.accuracy.measures.pairs import Array, Floats
 
-_PIECES = 12
 _MOST_ONES = 1 << 26
+FORMULAS: tuple[Builder, ...] = (
+    sums, norms, gated, rotary, embeddings, attention, attention_gradients, exchanges, grouped, routing,
+    router_gradients, linear,
+)  # fmt: skip
+"""Every operator that is known as a formula."""
 
 
-def counts(case: Case) -> list[tuple[int, str]]:
-    """Into how many pieces something may be split: known sizes, else 2, 4 and 8."""
-    named: dict[int, list[str]] = {}
-    for name, size in case.sizes.items():
-        if 1 < size <= 64 and name not in ("tokens", "loss_scale"):
-            named.setdefault(int(size), []).append(name)
-    known = [(size, " or ".join(names)) for size, names in named.items()]
-    return (known or [(2, ""), (4, ""), (8, "")])[:_PIECES]
+def kept_to(case: Case) -> Proven | None:
+    """Return the formula that golden keeps to, with how the target does; None where it keeps to none."""
+    return proven(case, FORMULAS)
+
+
+def _by_formula(case: Case) -> Iterator[Cause]:
+    """Try the operator with a fault in it, or with other inputs."""
+    found = kept_to(case)
+    if found is not None:
+        yield from changed(case, found)
 
 
 def _matrices(case: Case) -> Iterator[tuple[str, Known, Known, Floats, Floats]]:
@@ -197,146 +210,6 @@ def _inner(how: str, x: Known, size: int, n: int) -> Iterator[list[Array]]:
             yield [np.concatenate([parts[k].ravel(), parts[2 * n - 1 - k].ravel()]) for k in range(n)]
 
 
-def _norm(case: Case) -> Iterator[Cause]:
-    """RMSNorm or LayerNorm with another eps, without its weight, or the one for the other."""
-    g = case.golden
-    assert g is not None
-    if case.phase != "forward":
-        return
-    weights = [k for k in case.parameters if k.golden is not None and k.golden.shape == g.shape[-1:]]
-    for x, w in product(case.inputs, [*weights, None]):
-        if x.golden is None or x.golden.shape != g.shape:
-            continue
-        weight = np.ones(g.shape[-1]) if w is None or w.golden is None else w.golden
-        for centred in (False, True):
-            eps = _epsilon_of(x.golden, weight, g, centred)
-            if eps is None or not agrees(_normed(x.golden, weight, eps, centred), g, case):
-                continue
-            # from the target's own input, so that what the input is off by does not count
-            own = x.golden if x.target is None or x.target.shape != g.shape else x.target
-            yield from _other_epsilon(case, own, weight, eps, centred)
-            yield from _other_norm(case, x.golden, weight, eps, centred)
-            return
-
-
-def _other_epsilon(case: Case, x: Floats, weight: Floats, eps: float, centred: bool) -> Iterator[Cause]:
-    """Try the eps that fits the target best."""
-    t = case.target
-    assert t is not None
-    other = _epsilon_of(x, weight, t, centred)
-    if other is None:
-        return
-    norm = float(np.linalg.norm(t.ravel()))
-    whole, left = (float(np.linalg.norm((t - _normed(x, weight, e, centred)).ravel())) for e in (eps, other))
-    share = 1 - left / whole if whole > 0.4 * case.epsilon * norm else 0.0
-    share = min(1.0, share + 0.4) if share > 0.4 else 0.0
-    if share > 0.8:
-        text = f"{_norm_name(centred)} with eps {other:.3g} gives the target, with {eps:.3g} golden"
-        yield Cause(kinds.NORM_EPSILON, 0.96 * share, text)
-
-
-def _other_norm(case: Case, x: Floats, weight: Floats, eps: float, centred: bool) -> Iterator[Cause]:
-    """Try the other norm, and the same one with its weight used otherwise."""
-    what = _norm_name(centred)
-    for text, value in (
-        ("the other of RMSNorm and LayerNorm", _normed(x, weight, eps, not centred)),
-        (f"{what} with a weight of 1 + w", _normed(x, 1 + weight, eps, centred)),
-        (f"{what} without its weight", _normed(x, np.ones_like(weight), eps, centred)),
-    ):
-        share = taken_away(case, value)
-        if share > 0.8:
-            kind = kinds.CHANNEL_WEIGHT if "weight" in text else kinds.NORMALISATION
-            yield Cause(kind, 0.93 * share, f"{text} gives the target")
-
-
-def _norm_name(centred: bool) -> str:
-    return "LayerNorm" if centred else "RMSNorm"
-
-
-def _normed(x: Floats, weight: Floats, eps: float, centred: bool) -> Floats:
-    centre = x - x.mean(axis=-1, keepdims=True) if centred else x
-    return np.asarray(centre / np.sqrt((centre * centre).mean(axis=-1, keepdims=True) + eps) * weight)
-
-
-def _epsilon_of(x: Floats, weight: Floats, out: Floats, centred: bool) -> float | None:
-    """Fit the eps with which a norm gives an output: each row says one, the smallest rows say it best."""
-    centre = x - x.mean(axis=-1, keepdims=True) if centred else x
-    top = centre * weight
-    dot, square = (top * out).sum(axis=-1).ravel(), (top * top).sum(axis=-1).ravel()
-    power = (centre * centre).mean(axis=-1).ravel()
-    with np.errstate(all="ignore"):
-        scale = np.where(square > 0, dot / square, np.nan)
-        eps = 1 / (scale * scale) - power
-    good = np.isfinite(eps)
-    if not good.any():
-        return None
-    weights = 1 / np.maximum(power[good], 1e-30)
-    return max(float((eps[good] * weights).sum() / weights.sum()), 0.0)
-
-
-def _gated(case: Case) -> Iterator[Cause]:
-    """SwiGLU with its halves the wrong way round, joined by shards, or with another activation."""
-    g = case.golden
-    assert g is not None
-    for x in case.inputs:
-        if (
-            case.phase != "forward"
-            or x.golden is None
-            or x.golden.shape[-1] != 2 * g.shape[-1]
-            or x.golden.shape[:-1] != g.shape[:-1]
-        ):
-            continue
-        a, b = np.split(x.golden, 2, axis=-1)
-        used = next((name for name, act in _ACTIVATIONS.items() if agrees(act(a) * b, g, case)), None)
-        if used is None:
-            continue
-        for kind, text, value in (*_other_gates(used, a, b), *_other_halves(used, x.golden, case)):
-            share = taken_away(case, value)
-            if share > 0.8:
-                yield Cause(kind, 0.95 * share, f"SwiGLU done again: {text}")
-        return
-
-
-def _other_gates(used: str, a: Floats, b: Floats) -> Iterator[tuple[str, str, Floats]]:
-    """SwiGLU of gate and up with another activation, or with something left out: kind, what, value."""
-    act = _ACTIVATIONS[used]
-    for name, other in _ACTIVATIONS.items():
-        if name != used:
-            yield kinds.ACTIVATION, f"{name} instead of {used}", other(a) * b
-    yield kinds.PERMUTATION, "gate and up are taken the wrong way round", a * act(b)
-    yield kinds.ACTIVATION, "the sigmoid is not multiplied by its argument", b / (1 + np.exp(-a))
-    yield kinds.ACTIVATION, "the activation is left out of the gate", a * b
-    yield kinds.ACTIVATION, "the gate is left out", b
-    yield kinds.ACTIVATION, "up is left out", act(a)
-
-
-def _other_halves(used: str, x: Floats, case: Case) -> Iterator[tuple[str, str, Floats]]:
-    """SwiGLU with gate and up found elsewhere in its input: kind, what, value."""
-    act = _ACTIVATIONS[used]
-    yield kinds.PERMUTATION, "gate and up are read interleaved", act(x[..., 0::2]) * x[..., 1::2]
-    for n, name in counts(case):
-        if x.shape[-1] % (2 * n):
-            continue
-        parts = [np.split(p, 2, axis=-1) for p in np.split(x, n, axis=-1)]
-        text = f"gate and up are split inside each of {n} shards {name}: re-sharded without interleaving"
-        yield kinds.PERMUTATION, text, np.concatenate([act(p) * q for p, q in parts], axis=-1)
-
-
-def _silu(x: Floats) -> Floats:
-    return np.asarray(x / (1 + np.exp(-x)))
-
-
-def _gelu(x: Floats) -> Floats:
-    return np.asarray(0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))))
-
-
-def _relu(x: Floats) -> Floats:
-    return np.asarray(np.maximum(x, 0))
-
-
-_ACTIVATIONS = {"silu": _silu, "gelu": _gelu, "relu": _relu}
-
-
 def _embedding_gradient(case: Case) -> Iterator[Cause]:
     """Rows of tokens that occur more than once: counted once, or twice as often."""
     t, g = case.target, case.golden
@@ -359,11 +232,9 @@ def _embedding_gradient(case: Case) -> Iterator[Cause]:
         return
     times = np.bincount(ids, minlength=len(g))
     if not (bad & (times <= 1)).any() and (used & (times == 1)).any():
-        yield Cause(
-            kinds.DUPLICATED,
-            0.85,
-            "only tokens that occur more than once are wrong: the last write wins, or they are added twice",
-        )
+        less = float(np.linalg.norm(t[bad])) < float(np.linalg.norm(g[bad]))
+        said = "only tokens that occur more than once are wrong: the last write wins, or they are added twice"
+        yield Cause(kinds.MISSING_TERM if less else kinds.DUPLICATED, 0.85, said)
 
 
 def _ids(array: Floats, rows: int) -> bool:
@@ -373,7 +244,7 @@ def _ids(array: Floats, rows: int) -> bool:
 
 
 REDONE: tuple[Callable[[Case], Iterator[Cause]], ...] = (
-    _linear, _norm, _gated, rotary_causes, attention_causes, attention_gradient_causes, router_causes, drop_causes,
+    _by_formula, _linear, rotary_causes, attention_causes, router_causes, drop_causes,
     balance_causes, weight_gradient_causes, _embedding_gradient,
 )  # fmt: skip
 """Every operator that a tensor may have come from, each a detector of its own."""

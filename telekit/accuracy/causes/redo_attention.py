@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import permutations, product
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import permutations
 
 import numpy as np
 
@@ -11,14 +12,23 @@ from telekit.accuracy.causes import finding as kinds
 from telekit.accuracy.causes.case import Case
 from telekit.accuracy.causes.cause_values import agrees, taken_away
 from telekit.accuracy.causes.finding import Cause
+from telekit.accuracy.causes.redo_formula import Formula, Variant, zigzags
 from telekit.accuracy.measures.pairs import Array, Floats
 
 MAX_SCORES = 1 << 24
-_ORDERS = {
+ORDERS = {
     "batch, sequence, heads": (0, 2, 1, 3),
     "sequence, batch, heads": (1, 2, 0, 3),
     "batch, heads, sequence": (0, 1, 2, 3),
 }
+
+
+def fitting(q: Floats, k: Floats) -> Iterator[tuple[int, ...]]:
+    """Orders of axes that make queries and keys (batch, heads, tokens, size), with a whole number of heads a group."""
+    for order in ORDERS.values():
+        (n, h, s, _), (m, j, r, _) = ([x.shape[i] for i in order] for x in (q, k))
+        if n == m and not h % j and s == r and n * h * s * s <= MAX_SCORES:
+            yield order
 
 
 def attention_causes(case: Case) -> Iterator[Cause]:
@@ -31,12 +41,8 @@ def attention_causes(case: Case) -> Iterator[Cause]:
     for q, k, v in permutations(four[:4], 3):
         if k.shape != v.shape or q.shape[-1] != k.shape[-1]:
             continue
-        for order in _ORDERS.values():
+        for order in fitting(q, k):
             q_, k_, v_ = (a.transpose(order) for a in (q, k, v))
-            if q_.shape[0] != k_.shape[0] or q_.shape[1] % k_.shape[1] or q_.shape[2] != k_.shape[2]:
-                continue
-            if q_.shape[0] * q_.shape[1] * q_.shape[2] ** 2 > MAX_SCORES:
-                continue
             base = _base(q_, k_, v_, order, case)
             if base is not None:
                 yield from _varied(q_, k_, v_, order, base, case)
@@ -81,19 +87,7 @@ def _varied(
     g = case.golden
     assert g is not None
     d = q.shape[-1]
-    name, mask = base
-    for text, other in _other_masks(mask, case).items():
-        if np.array_equal(other, mask):
-            continue
-        share = taken_away(case, _shaped(_attend(q, k, v, d**-0.5, other), order, g))
-        if share > 0.8:
-            kind = kinds.MASK if "pieces" not in text else kinds.MISSING_REDUCTION
-            yield Cause(
-                kind,
-                0.95 * share,
-                f"attention done again with {text} gives the target, golden has {name} mask",
-            )
-            return
+    _, mask = base
     merged = list(_merged(q, k, v, order, mask, case))
     if merged:
         yield from merged
@@ -102,14 +96,6 @@ def _varied(
     if share > 0.8:
         text = f"attention done again with a scale of {scale:.4g} gives the target, golden has {d**-0.5:.4g}"
         yield Cause(kinds.SOFTMAX_SCALE, 0.95 * share, text)
-    elif q.shape[1] > k.shape[1]:
-        share = taken_away(case, _shaped(_attend(q, k, v, d**-0.5, mask, True), order, g))
-        if share > 0.8:
-            yield Cause(
-                kinds.PERMUTATION,
-                0.95 * share,
-                "attention done again with key and value heads tiled, not repeated, gives the target",
-            )
 
 
 def _other_masks(mask: Array, case: Case) -> dict[str, Array]:
@@ -121,14 +107,14 @@ def _other_masks(mask: Array, case: Case) -> dict[str, Array]:
         "a mask that shows one token of the future": j <= i + 1, "the mask with the opposite meaning": j > i,
         "a mask of the future and itself": j >= i,
     }  # fmt: skip
-    for how, owner in _owners(n, case):
+    for how, owner in owners(n, case):
         masks[f"attention only inside each of {how}"] = mask & (owner[:, None] == owner[None, :])
     for width in range(1, min(n, 64)):
         masks[f"a window of {width}"] = mask & (i - j < width)
     return masks
 
 
-def _owners(n: int, case: Case) -> Iterator[tuple[str, Array]]:
+def owners(n: int, case: Case) -> Iterator[tuple[str, Array]]:
     """Ways to deal positions to ranks: which rank has each, in order and zigzag."""
     for count in sorted({int(s) for s in case.sizes.values() if 1 < s <= 16} | {2, 4}):
         if n % count == 0:
@@ -144,7 +130,7 @@ def _merged(
     """Try blocks of keys merged with fixed shares, one for each pair of ranks, not with those of the softmax."""
     t, g = case.target, case.golden
     assert t is not None and g is not None
-    for how, owner in _owners(q.shape[2], case):
+    for how, owner in owners(q.shape[2], case):
         ranks = int(owner.max()) + 1
         blocks = [
             _shaped(_attend(q, k, v, q.shape[-1] ** -0.5, mask & (owner == r)[None, :]), order, g)
@@ -166,69 +152,91 @@ def _merged(
             return
 
 
-def attention_gradient_causes(case: Case) -> Iterator[Cause]:
-    """Find q, k, v and the output's gradient so that golden comes out, then count only pairs inside a rank."""
+def attention(case: Case) -> Iterator[Formula]:
+    """Causal attention, or without a mask, of q, k and v among the inputs."""
     g = case.golden
     assert g is not None
-    if case.phase != "backward" or g.ndim != 4:
+    if case.phase != "forward":
         return
-    known = [k.golden for k in case.inputs if k.golden is not None and k.golden.ndim >= 3]
-    four = [a for a in known if a.ndim == 4][:5]
-    for q, k, v in permutations(four, 3):
-        if k.shape != v.shape or q.shape[-1] != k.shape[-1] or g.shape not in (q.shape, k.shape):
+    four = [k for k in case.inputs if k.golden is not None and k.golden.ndim == 4]
+    for q, k, v in permutations(four[:4], 3):
+        a, b, c = q.golden, k.golden, v.golden
+        if (
+            a is None
+            or b is None
+            or c is None
+            or b.shape != c.shape
+            or a.shape[-1] != b.shape[-1]
+            or a.size != g.size
+        ):
             continue
-        ups = [a.reshape(q.shape) for a in known if a.size == q.size and not any(a is x for x in (q, k, v))]
-        for up, order in product(ups, _ORDERS.values()):
-            moved = [a.transpose(order) for a in (q, k, v, up)]
-            q_, k_ = moved[:2]
-            if q_.shape[0] != k_.shape[0] or q_.shape[1] % k_.shape[1] or q_.shape[2] != k_.shape[2]:
-                continue
-            if q_.shape[0] * q_.shape[1] * q_.shape[2] ** 2 > MAX_SCORES:
-                continue
-            which = _gradient_of(moved, order, case)
-            if which is not None:
-                yield from _own_pairs(moved, order, which, case)
-                return
+        for order in fitting(a, b):
+            s = a.shape[order[2]]
+            for name, mask in _masks(s).items():
+                make = partial(_done, order, g.shape, mask, {})
+                variants = partial(_formula_variants, order, g.shape, name, mask, case)
+                yield Formula(f"attention with {name} mask", (q, k, v), make, variants)
 
 
-def _gradients(tensors: list[Floats], pairs: Array) -> tuple[Floats, Floats, Floats]:
-    """Gradients of q, k and v of causal attention, of the pairs of query and key alone that count."""
-    q, k, v, up = tensors
-    groups, n, scale = q.shape[1] // k.shape[1], q.shape[2], q.shape[-1] ** -0.5
-    keys, values = (np.repeat(a, groups, axis=1) for a in (k, v))
-    scores = np.where(np.tri(n, dtype=bool), (q @ keys.swapaxes(-1, -2)) * scale, -np.inf)
-    p = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    p /= p.sum(axis=-1, keepdims=True)
-    inner = up @ values.swapaxes(-1, -2)
-    inner = p * (inner - (inner * p).sum(axis=-1, keepdims=True)) * scale * pairs
-    of_k, of_v = inner.swapaxes(-1, -2) @ q, (p * pairs).swapaxes(-1, -2) @ up
-    whole = (k.shape[0], k.shape[1], groups, n, -1)
-    return inner @ keys, of_k.reshape(whole).sum(axis=2), of_v.reshape(whole).sum(axis=2)
+def _done(
+    order: tuple[int, ...],
+    shape: tuple[int, ...],
+    mask: Array,
+    how: dict[str, float],
+    q: Floats,
+    k: Floats,
+    v: Floats,
+) -> Floats:
+    """Attention with the heads' usual scale times ``scale``, ``sink`` more in the denominator, scores capped."""
+    q, k, v = (a.transpose(order) for a in (q, k, v))
+    groups = q.shape[1] // k.shape[1]
+    if groups > 1:
+        k, v = (
+            np.tile(a, (1, groups, 1, 1)) if how.get("tile") else np.repeat(a, groups, axis=1) for a in (k, v)
+        )
+    scores = (q @ k.swapaxes(-1, -2)) * q.shape[-1] ** -0.5 * how.get("scale", 1.0)
+    if "cap" in how:
+        scores = how["cap"] * np.tanh(scores / how["cap"])
+    scores = np.where(mask, scores, how.get("hidden", -np.inf))
+    top = np.maximum(scores.max(axis=-1, keepdims=True), -1e30)
+    p = np.exp(scores - top)
+    total = p.sum(axis=-1, keepdims=True) + how.get("sink", 0.0) * np.exp(-top)
+    if "linear" in how:
+        p, total = np.where(mask, scores, 0.0), np.ones_like(total)
+    if "power" in how:
+        total = total ** how["power"]
+    value = ((p / np.where(total > 0, total, 1.0)) @ v).transpose(np.argsort(order))
+    return np.asarray(value.reshape(shape))
 
 
-def _gradient_of(tensors: list[Floats], order: tuple[int, ...], case: Case) -> int | None:
-    """Which of the three golden is; None where it is none of them."""
-    g = case.golden
-    assert g is not None
-    n = tensors[0].shape[2]
-    for which, value in enumerate(_gradients(tensors, np.ones((n, n), bool))):
-        if agrees(value.transpose(np.argsort(order)), g, case, 6.0, 1e-5):
-            return which
-    return None
+def _formula_variants(
+    order: tuple[int, ...], shape: tuple[int, ...], name: str, mask: Array, case: Case
+) -> Iterator[Variant]:
+    def made(other: Array | None = None, **how: float) -> Callable[..., Floats]:
+        return partial(_done, order, shape, mask if other is None else other, how)
 
-
-def _own_pairs(tensors: list[Floats], order: tuple[int, ...], which: int, case: Case) -> Iterator[Cause]:
-    """Try the gradient with the pairs inside each rank alone: what came from other ranks was not added."""
-    for how, owner in _owners(tensors[0].shape[2], case):
-        value = _gradients(tensors, owner[:, None] == owner[None, :])[which]
-        share = taken_away(case, value.transpose(np.argsort(order)))
-        if share > 0.85:
-            what = ("queries", "keys", "values")[which]
-            text = f"the gradient of the {what}, of {how}, has only what a rank's own queries and keys make"
-            yield Cause(
-                kinds.MISSING_REDUCTION, 0.95 * share, f"{text}: the other ranks' parts are not added"
-            )
-            return
+    n = len(mask)
+    for text, other in _other_masks(mask, case).items():
+        if not np.array_equal(other, mask):
+            kind = kinds.MISSING_REDUCTION if "pieces" in text else kinds.MASK
+            yield kind, f"{text} in place of {name} mask", made(other)
+    for m in (2, 4, 8):
+        for text, at in zigzags(n, m):
+            seen = np.arange(n)[:, None]
+            said = f"a mask of keys {text} of {m} ranks"
+            yield kinds.MASK, said, made(at[None, :] <= seen)
+            yield kinds.MASK, f"{said}, and queries too", made(at[None, :] <= at[:, None])
+            yield kinds.MASK, f"a mask of queries {text} of {m} ranks", made(at[:, None] >= seen.T)
+    yield kinds.MASK, "hidden scores set to 0, not to minus infinity", made(hidden=0.0)
+    yield kinds.NORMALISATION, "one more in the softmax's denominator (an attention sink)", made(sink=1.0)
+    yield kinds.NORMALISATION, "the softmax's denominator left out", made(power=0.0)
+    yield kinds.NORMALISATION, "the scores themselves, without their softmax", made(linear=1.0)
+    yield kinds.PERMUTATION, "key and value heads tiled, not repeated", made(tile=1.0)
+    for cap in (10.0, 20.0, 30.0, 50.0):
+        yield kinds.NORMALISATION, f"scores capped at {cap:g}", made(cap=cap)
+    yield kinds.SOFTMAX_SCALE, "no scale", lambda q, k, v: made(scale=q.shape[-1] ** 0.5)(q, k, v)
+    yield kinds.SOFTMAX_SCALE, "the scale twice", lambda q, k, v: made(scale=q.shape[-1] ** -0.5)(q, k, v)
+    yield kinds.PERMUTATION, "keys and values the wrong way round", lambda q, k, v: made()(q, v, k)
 
 
 def _scale(

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from telekit.accuracy.checks.determinism import same_set
 from telekit.accuracy.compared import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, Compared
 from telekit.accuracy.comparing.names import read_call
-from telekit.accuracy.measures.metrics import COMPARED, Metrics
+from telekit.accuracy.measures.metrics import COMPARED, Metrics, compare_arrays
 from telekit.accuracy.measures.pairs import ACCEPTED_TOGETHER
 from telekit.accuracy.readers.named import NamedTensor
-from telekit.accuracy.standards import msprobe
+from telekit.accuracy.standards import beside, msprobe
 from telekit.accuracy.standards.judge import judge
 from telekit.accuracy.standards.profiles import Standard
 from telekit.accuracy.standards.verdict import (
     ERROR,
     PASS,
+    SKIP,
     WARNING,
     Part,
     Verdict,
@@ -28,20 +33,20 @@ from telekit.accuracy.standards.verdict import (
 )
 from telekit.errors import InputError
 
-SCALE = 0.05
-"""How far the ratio of two norms may be from 1 where the directions agree; telekit's own rule."""
 _NOT_ZERO = Part(
     "zero", None, "zero as golden is while the inputs agree", ERROR, "golden is all zeros, target is not"
 )
-DROPOUT, TOP_K = "dropout", "topk"
+TOP_K = "topk"
+# a true dropout and its variants; not a fused operator that has one inside
+_DROPOUT = re.compile(
+    r"_*(npu_|native_|alpha_|feature_)*dropout([123]d|_do_mask|_with_byte_mask|_gen_mask)?_*"
+)
 # msprobe counts as an output what has .output. in its name: gradients of parameters stand with the inputs
 _ROLES = {INPUT: msprobe.INPUT, PARAMETERS: msprobe.PARAMETER, PARAMETERS_GRAD: msprobe.PARAMETER}
 UNREAD = "cannot be read"
 _REFUSED = "standard"
-NEAR_ZERO = 1e-3
-"""What may stand where golden is all zeros: msprobe's limit of the largest error."""
-SCALAR = 0.01
-"""Relative error a single number may have: more than one step of bf16 (0.0078); telekit's own, msprobe has no rule."""
+AGREES = 0.1
+"""Norm error up to which an operator's input counts as equal: msprobe's limit for its rules on norms."""
 
 
 def operator_of(api: str) -> str:
@@ -72,7 +77,8 @@ def judge_compared(
         for places in groups.values():
             judged = _operator([rows[i] for i in places], chosen)
             verdicts |= {i: v for i, v in zip(places, judged, strict=True) if i not in done}
-    return tuple(verdicts[i] if i in verdicts else _alone(row, chosen) for i, row in enumerate(rows))
+    found = (verdicts[i] if i in verdicts else _alone(row, chosen) for i, row in enumerate(rows))
+    return tuple(_with(v, row.doubts) if row.doubts else v for v, row in zip(found, rows, strict=True))
 
 
 def _operator(rows: Sequence[Compared], chosen: Standard) -> list[Verdict]:
@@ -86,11 +92,31 @@ def _operator(rows: Sequence[Compared], chosen: Standard) -> list[Verdict]:
     exempt = operator_of(api) in msprobe.ALL_RULES_SKIPPED
     if exempt:
         return list(judged)
-    clean = not any(_from_zero(r) or _norm_error(r) >= 0.1 for r in rows if r.part in _ROLES)
-    return [
-        _with(v, [*_beside(r), *([_NOT_ZERO] if clean and r.part not in _ROLES and _from_zero(r) else [])])
-        for r, v in zip(rows, judged, strict=True)
-    ]
+    clean = all(_agrees(r) for r in rows if r.part in _ROLES)
+    return [_with(v, [*_beside(r), *_own(r, clean)]) for r, v in zip(rows, judged, strict=True)]
+
+
+def _agrees(row: Compared) -> bool:
+    """Whether an input is the same on both sides as far as was dumped, to a few per cent of its norm."""
+    if row.metrics is not None:
+        error = row.metrics.relative_norm_error
+        return row.metrics.identical or (error is not None and error < AGREES)
+    if row.summary is not None:
+        return not (_from_zero(row) or _norm_error(row) >= AGREES or beside.mirrored(row.summary))
+    return row.identical is not False
+
+
+def _own(row: Compared, clean: bool) -> list[Part]:
+    """Return telekit's own rules on one row of an operator whose inputs are ``clean``."""
+    m, s = row.metrics, row.summary
+    parts = [] if m is None else beside.infinities(m)
+    if row.part in _ROLES:
+        return parts
+    if m is not None:
+        return parts + (beside.single_number(m, sure=False) + beside.direction(m) if clean else [])
+    if clean and _from_zero(row):
+        parts.append(_NOT_ZERO)
+    return parts + ([] if s is None else beside.of_statistics(s, clean=clean))
 
 
 def _from_zero(row: Compared) -> bool:
@@ -106,12 +132,13 @@ def _norm_error(row: Compared) -> float:
 def _row(row: Compared) -> msprobe.Row:
     t, g = row.target, row.golden
     sums = None
-    if row.metrics is None and not row.scalars:  # a checksum sees more than statistics do
+    if row.metrics is None and not row.scalars:
         sums = ((t.md5 if t else None) or "", (g.md5 if g else None) or "")
     grads = (t.requires_grad, g.requires_grad) if t and g else (None, None)
     values = row.scalars if t and g and t.kind == g.kind == "scalar" else None
     return msprobe.Row(
-        _ROLES.get(row.part, msprobe.OUTPUT), row.metrics, None if row.metrics or (sums and any(sums)) else row.summary,
+        _ROLES.get(row.part, msprobe.OUTPUT), row.metrics,
+        None if row.metrics or (sums and all(sums)) else row.summary,  # two checksums see more than statistics do
         sums if sums and any(sums) else None, None if None in grads else grads, values, row.name,
     )  # fmt: skip
 
@@ -127,6 +154,9 @@ def _beside(row: Compared) -> list[Part]:
     if row.metrics is not None:
         return []
     parts = _not_compared(row, t, g)
+    if t.is_nan is not None and g.is_nan is not None:
+        level = ERROR if t.is_nan else WARNING
+        parts.append(check("is_nan", t.is_nan, t.is_nan == g.is_nan, f"= {g.is_nan}", level=level))
     if t.kind == g.kind == "tensor":
         parts.append(check("shape", t.shape, t.shape == g.shape, f"= {g.shape}"))
         same = t.dtype == g.dtype or {t.dtype, g.dtype} <= ACCEPTED_TOGETHER
@@ -143,7 +173,7 @@ def _beside(row: Compared) -> list[Part]:
 def _not_compared(row: Compared, t: NamedTensor, g: NamedTensor) -> list[Part]:
     """Say why elements that were announced are not compared, or that nothing was dumped to compare."""
     reasons = [f"{side}: {x.unread}" for side, x in (("target", t), ("golden", g)) if x.unread]
-    known = row.summary is not None or row.checksum_equal is not None
+    known = row.summary is not None or row.checksum_equal is not None or None not in (t.is_nan, g.is_nan)
     if reasons:
         level, rule = WARNING if known else ERROR, "elements of both sides"
         return [check(UNREAD, None, False, rule, level=level, note="; ".join(reasons))]
@@ -171,42 +201,28 @@ def _plain(row: Compared, chosen: Standard) -> Verdict:
         parts = [Part(p.name, p.value, p.rule, ERROR, p.note) for p in parts]
     m, own = row.metrics, msprobe.judge_rows([_row(row)], chosen.name)[0]
     if m is not None:
-        parts += [*msprobe.accuracy_reached(m), scale_part(m), *_exact(m)]
+        parts += [*msprobe.accuracy_reached(m), beside.scale_part(m), *_whole(m), *beside.of_pair(m)]
     elif row.summary is not None:
-        parts += msprobe.summary_reached(row.summary)
-    parts += [p for p in own.parts if p.name not in {q.name for q in parts}]
+        parts += [*msprobe.summary_reached(row.summary), *beside.of_statistics(row.summary, clean=True)]
+    for part in own.parts:
+        if part.name not in {p.name for p in parts}:
+            text = part.name == "scalar" and part.result == ERROR
+            parts.append(replace(part, result=_scalar_level(row)) if text else part)
     said = "no inputs to judge by: msprobe's older rule and the ratio of the norms"
     return conclude(parts, chosen.name, chosen.source, (said, *own.messages))
 
 
-def _exact(m: Metrics) -> list[Part]:
-    """Rules of telekit's own for what msprobe's older ones let through."""
-    if m.status != COMPARED or m.golden is None or m.target is None:
+def _scalar_level(row: Compared) -> str:
+    """Return how bad a scalar of a checkpoint is that differs: a number is an error, a text (a path, a date) is not."""
+    return WARNING if row.scalars and any(isinstance(v, str) for v in row.scalars) else ERROR
+
+
+def _whole(m: Metrics) -> list[Part]:
+    """Ask integers and bools to be equal, which msprobe's older rules do not."""
+    whole = all(d.startswith(("int", "uint", "bool")) for d in (m.target_dtype, m.golden_dtype))
+    if m.status != COMPARED or not whole:
         return []
-    parts = []
-    if all(d.startswith(("int", "uint", "bool")) for d in (m.target_dtype, m.golden_dtype)):
-        parts.append(check("equal", m.max_abs_error, m.identical, "integers and bools are equal"))
-    if m.opposite_infinities:
-        parts.append(check("sign of infinities", m.opposite_infinities, False, "none is opposite"))
-    if m.golden.l2norm == 0 and m.target.l2norm:
-        near = m.max_abs_error is not None and m.max_abs_error <= NEAR_ZERO
-        rule = f"zero as golden is, to {NEAR_ZERO}"
-        parts.append(check("zero", m.max_abs_error, near, rule, note="golden is all zeros"))
-    elif m.elements == 1 and m.max_relative_error is not None:
-        error = m.max_relative_error
-        rule = f"at most {SCALAR}, telekit's own rule for a single number"
-        parts.append(check("relative error", error, error <= SCALAR, rule))
-    return parts
-
-
-def scale_part(m: Metrics) -> Part:
-    """Compare the norms: the cosine cannot see a factor."""
-    rule, ratio = f"within {SCALE} of 1 where the cosine is above 0.99", m.norm_ratio
-    if ratio is None or m.cosine is None:
-        return skipped("scale", rule, "not defined")
-    wrong = m.cosine > 0.99 and abs(ratio - 1) > SCALE
-    note = f"target is golden times {ratio:.6g}: a factor, not noise" if wrong else ""
-    return check("scale", ratio, not wrong, rule, note=note)
+    return [check("equal", m.max_abs_error, m.identical, "integers and bools are equal")]
 
 
 def _alone(row: Compared, chosen: Standard) -> Verdict:
@@ -217,7 +233,8 @@ def _alone(row: Compared, chosen: Standard) -> Verdict:
             Part(p.name, p.value, p.rule, ERROR if p.result == WARNING else p.result, p.note) for p in parts
         ]
     if row.scalars and row.target and row.golden and row.target.kind == row.golden.kind == "scalar":
-        parts.append(check("scalar", row.scalars[0], bool(row.identical), f"= {row.scalars[1]}"))
+        level = _scalar_level(row)
+        parts.append(check("scalar", row.scalars[0], bool(row.identical), f"= {row.scalars[1]}", level=level))
     elif row.checksum_equal is not None:
         parts.append(check("checksum", row.checksum_equal, row.checksum_equal, "equal"))
     elif row.summary is not None and chosen.name == "msprobe-old":
@@ -245,7 +262,12 @@ def judge_arrays(
 
 
 def not_judged(rows: Sequence[Compared], verdicts: Sequence[Verdict]) -> list[str]:
-    """Say in one note which rows the standard refused, so that no overall pass hides them."""
+    """Say in one note which rows the standard refused, so that no overall pass hides them; or that none was judged."""
+    if rows and not judged_any(rows, verdicts):
+        why = next(
+            (p.note for v in verdicts for p in v.parts if p.result == SKIP and p.note), "no pair of tensors"
+        )
+        return [f"nothing was judged: {why}"]
     found = [
         (row.name, v.standard, p.note)
         for row, v in zip(rows, verdicts, strict=True)
@@ -261,15 +283,16 @@ def not_judged(rows: Sequence[Compared], verdicts: Sequence[Verdict]) -> list[st
 def special(row: Compared, target: Any, golden: Any, chosen: Standard) -> Verdict | None:
     """Judge outputs that no element-wise rule fits: random ones, and sets without an order. None for all others.
 
-    Dropout keeps other elements on every device: only the share of zeros counts. ``topk`` with ``sorted=False``
-    promises no order: values and places are compared as sets.
+    Dropout keeps other elements on every device: the share of zeros counts, and what both sides kept. ``topk`` with
+    ``sorted=False`` promises no order: values and places are compared as sets.
     """
-    operator = operator_of(row.api) if row.api else ""
     if row.part not in (OUTPUT, "") or row.metrics is None or row.metrics.identical:
         return None
-    if DROPOUT in operator.lower() and row.phase != "backward":
-        return judge(target, golden, "dropout") if target.shape == golden.shape else None
-    if operator == TOP_K and target.shape == golden.shape and target.ndim:
+    if target.shape != golden.shape:
+        return None
+    if is_dropout(row.api) and row.phase != "backward":
+        return _dropout(row.metrics, target, golden)
+    if row.api and operator_of(row.api) == TOP_K and target.ndim:
         if same_set(target, golden):
             note = "the same set in another order, which topk(sorted=False) leaves open"
             return conclude([Part("set", None, "equal sets", PASS, note)], chosen.name, chosen.source)
@@ -280,11 +303,50 @@ def special(row: Compared, target: Any, golden: Any, chosen: Standard) -> Verdic
     return None
 
 
-def result_of(rows: Sequence[Compared], verdicts: Sequence[Verdict], lost: bool = False) -> str:
-    """Return the worst verdict; error where no two tensors were compared at all, no pass where some were ``lost``."""
+def is_dropout(api: str) -> bool:
+    """Whether an operator (``Functional.dropout.0.forward``) or a module, by its class, is a dropout and no more."""
+    words = read_call(api).base.split(".")
+    name = words[-1] if words[0] in ("Module", "Cell") else operator_of(api)
+    snake = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+    return bool(api) and bool(_DROPOUT.fullmatch(snake))
+
+
+def _dropout(m: Metrics, target: Any, golden: Any) -> Verdict:
+    """Judge by the share of zeros, as msprobe does; telekit's own: no new NaN, and what both kept is of one size."""
+    verdict = judge(target, golden, "dropout")
+    new = 0 if m.target is None or m.golden is None else m.target.nan + m.target.infinite
+    finite = m.golden is not None and m.golden.finite
+    parts = [
+        check("new NaN or Inf", new, not new or not finite, "none in target that golden has not", own=True)
+    ]
+    kept = np.isfinite(wide := target.astype(np.float64)) & (wide != 0) & (golden != 0)
+    if kept.any():
+        both = compare_arrays(target[kept], golden[kept])
+        ratio = both.norm_ratio
+        near = ratio is not None and abs(ratio - 1) <= beside.SCALE
+        rule = f"norm of what both sides kept within {beside.SCALE} of golden's"
+        parts.append(check("scale of kept values", ratio, near, rule, own=True))
+        alike = both.cosine is None or both.cosine >= 0.9
+        parts.append(check("direction of kept values", both.cosine, alike, ">= 0.9", own=True))
+    return _with(verdict, parts)
+
+
+def result_of(rows: Sequence[Compared], verdicts: Sequence[Verdict], doubt: bool = False) -> str:
+    """Return the worst verdict; error where nothing was compared, no pass where nothing was judged or in ``doubt``.
+
+    Doubt is that tensors were lost in reading, or that the sides part where no rule looks.
+    """
     if not any(row.matched for row in rows):
         return ERROR
-    return worst([*(v.result for v in verdicts), *([WARNING] if lost else [])])
+    found = worst([*(v.result for v in verdicts), *([WARNING] if doubt else [])])
+    return SKIP if found == PASS and not judged_any(rows, verdicts) else found
+
+
+def judged_any(rows: Sequence[Compared], verdicts: Sequence[Verdict]) -> bool:
+    """Whether a pair of tensors was judged; of scalars, where there is no pair of tensors."""
+    pairs = [(row, v) for row, v in zip(rows, verdicts, strict=True) if row.matched]
+    tensors = [v for row, v in pairs if "tensor" in [x.kind for x in (row.target, row.golden) if x]]
+    return any(v.result != SKIP for v in tensors or [v for _, v in pairs])
 
 
 def errors_in_order(rows: Sequence[Compared], verdicts: Sequence[Verdict]) -> Iterator[int]:

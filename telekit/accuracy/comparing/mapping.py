@@ -153,9 +153,9 @@ def read_mapping(source: str | Path | AnyMapping[str, Any] | Mapping | None) -> 
     problems: list[Problem] = []
     if not isinstance(content, AnyMapping) or len(content) > MAX_RULES:
         rule = f"must be lines of target: golden, at most {MAX_RULES:,}"
-        raise InputError(
-            [Problem("mapping", type(content).__name__, rule, "attention: self_attention")], where
-        )
+        kind = {str: "text", list: "a list", type(None): "nothing"}.get(type(content), f"{len(content):,} lines"
+                if isinstance(content, AnyMapping) else "a number")  # fmt: skip
+        raise InputError([Problem("mapping", kind, rule, "attention: self_attention")], where)
     sectioned = (
         bool(content) and set(content) <= SECTIONS and not all(isinstance(v, str) for v in content.values())
     )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from telekit.accuracy.compared import PARAMETERS, PARAMETERS_GRAD
 from telekit.accuracy.comparing.mapping import Mapping as NameMapping
+from telekit.accuracy.comparing.places import MEGATRON, Place, RankKey, expert_spot, global_names, places
 from telekit.accuracy.comparing.shards import (
     AXIS,
     EXPERTS,
@@ -21,11 +22,10 @@ from telekit.accuracy.comparing.shards import (
 )
 from telekit.accuracy.measures.metrics import compare_arrays
 from telekit.accuracy.readers import NamedTensor, ReadProblem, Tensors
-from telekit.errors import InputError, Problem, bad
+from telekit.accuracy.standards.verdict import ERROR, WARNING, Part, check
+from telekit.errors import InputError, bad
 
-RankKey = tuple[int | None, str]
 Shapes = Mapping[str, tuple[int, ...] | None]
-_MEGATRON = re.compile(r"mp_rank_(\d{1,6})(?:_(\d{1,6}))?(?:_(\d{1,6}))?")
 
 
 @dataclass
@@ -37,14 +37,43 @@ class Side:
     step: int | None
     rank: int | None
     merged: dict[int, Merged] = field(default_factory=dict)
+    lacking: dict[int, list[str]] = field(default_factory=dict)
 
-    def checks(self, target: NamedTensor | None, golden: NamedTensor | None) -> tuple[str, ...]:
-        """Return how a pair's tensors were merged, and where replicas that should be equal are not."""
+    def checks(
+        self, target: NamedTensor | None, golden: NamedTensor | None
+    ) -> tuple[tuple[str, ...], tuple[Part, ...]]:
+        """Return how a pair's tensors were merged, and the parts that replicas and ranks without them make."""
         said: list[str] = []
+        parts: list[Part] = []
+        differ: dict[str, list[str]] = {"target": [], "golden": []}
         for side, tensor in (("target", target), ("golden", golden)):
             if tensor is not None and (made := self.merged.get(id(tensor))):
-                said += [f"{side}: {note}" for note in (*made.notes, *_unequal(made))]
-        return tuple(said)
+                differ[side] = _unequal(made)
+                said += [f"{side}: {note}" for note in (*made.notes, *differ[side])]
+                parts += _lacking(side, self.lacking.get(id(tensor), []))
+        known = golden is not None and id(golden) in self.merged and bool(self.merged[id(golden)].replicas)
+        return tuple(said), (*parts, *_replicas(target, differ["target"], differ["golden"], known))
+
+
+def _lacking(side: str, ranks: Sequence[str]) -> list[Part]:
+    if not ranks:
+        return []
+    note = f"{side}: {', '.join(ranks[:4])} and others" if len(ranks) > 4 else f"{side}: {', '.join(ranks)}"
+    rule = "on every rank that holds the tensors beside it"
+    return [check("ranks without it", len(ranks), False, rule, level=WARNING, note=note, own=True)]
+
+
+def _replicas(
+    tensor: NamedTensor | None, target: Sequence[str], golden: Sequence[str], golden_has_replicas: bool
+) -> list[Part]:
+    """Judge replicas: weights are equal on all ranks; activations too, if they are so in golden."""
+    if tensor is None or not (target or golden):
+        return []
+    weight = not tensor.api or tensor.part in (PARAMETERS, PARAMETERS_GRAD)
+    sure = target and not golden and (weight or golden_has_replicas)
+    rule = "equal on all ranks that hold them"
+    return [check("replicas", len(target), False, rule, level=ERROR if sure else WARNING, note=(*target, *golden)[0],
+                  own=True)]  # fmt: skip
 
 
 def _unequal(made: Merged) -> list[str]:
@@ -52,7 +81,9 @@ def _unequal(made: Merged) -> list[str]:
     for first, *others in made.replicas:
         for other in others:
             if first.kind != "tensor" or not (first.has_data and other.has_data):
-                if first.statistics != other.statistics or first.md5 != other.md5:
+                if (
+                    repr(first.statistics) != repr(other.statistics) or first.md5 != other.md5
+                ):  # NaN equals NaN
                     said.append(
                         f"replicas differ by what was dumped of them: {_where(first)} and {_where(other)}"
                     )
@@ -63,63 +94,13 @@ def _unequal(made: Merged) -> list[str]:
                 said.append(f"replica of {_where(other)} not read: {error.problems[0].rule}")
                 continue
             if not found.identical:
-                size = "shapes" if found.max_abs_error is None else f"at most {found.max_abs_error:.6g}"
+                size = found.status if found.max_abs_error is None else f"at most {found.max_abs_error:.6g}"
                 said.append(f"replicas differ: {_where(other)} from {_where(first)}, {size}")
     return said
 
 
 def _where(tensor: NamedTensor) -> str:
     return tensor.shard or (f"rank {tensor.rank}" if tensor.rank is not None else tensor.place)
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where in the model's split a rank stands; None where nothing says it."""
-
-    tp: int | None = None
-    pp: int | None = None
-    ep: int | None = None
-    etp: int | None = None
-    cp: int | None = None
-
-
-def places(keys: Sequence[RankKey], layout: Mapping[str, int]) -> dict[RankKey, Place]:
-    """Return each rank's place: of Megatron's folder names, or of the rank under a layout.
-
-    Ranks count up through tensor, context, data and pipeline ranks (on the expert side expert tensor, expert, expert
-    data), as in `telekit.layout.groups`.
-
-    Raises
-    ------
-    InputError
-        The layout does not divide the ranks.
-    """
-    found: dict[RankKey, Place] = {}
-    sizes = {name: layout.get(name, 1) for name in ("tp", "cp", "pp", "ep")}
-    sizes["etp"] = layout.get("etp", sizes["tp"])
-    stage = len(keys) // sizes["pp"]
-    if layout:
-        one, expert = sizes["tp"] * sizes["cp"] * sizes["pp"], sizes["ep"] * sizes["etp"] * sizes["pp"]
-        wrong = [
-            Problem("layout", dict(layout), f"{what} = {size} must divide the {len(keys)} ranks of the dump")
-            for what, size in (("tp * cp * pp", one), ("ep * etp * pp", expert))
-            if len(keys) % size
-        ]
-        if wrong:
-            raise InputError(wrong)
-    for nth, key in enumerate(keys):
-        if not layout and (name := _MEGATRON.fullmatch(key[1])):
-            tp, pp, ep = (int(x) if x is not None else None for x in name.groups())
-            found[key] = Place(tp, pp or 0, ep or 0, tp)
-        elif layout:
-            inner = nth % stage
-            found[key] = Place(
-                inner % sizes["tp"], nth // stage, inner // sizes["etp"] % sizes["ep"], inner % sizes["etp"],
-                inner // sizes["tp"] % sizes["cp"],
-            )  # fmt: skip
-        else:
-            found[key] = Place()
-    return found
 
 
 def sides(
@@ -144,9 +125,11 @@ def sides(
     for side, have, other in (("target", t, {a for a, _ in steps}), ("golden", g, {b for _, b in steps})):
         alone = [str(s) for s in have if s not in other]
         if alone and steps:
-            problems.append(
-                ReadProblem(side, "steps", f"{', '.join(alone)} are only in {side}: not compared")
-            )
+            said = f"{', '.join(alone)} only in {side}: not compared"
+            problems.append(ReadProblem(side, "steps", said, lost=True))
+    for a, b in steps:
+        if a != b and None not in (a, b):
+            problems.append(ReadProblem("target", "steps", f"{a}, set beside step {b} of golden", lost=True))
     return [side for a, b in steps for side in _step(t[a], g[b], b, mapping, notes)]
 
 
@@ -170,17 +153,21 @@ def _step(
     as_written = mapping.target_layout == mapping.golden_layout
     if as_written and t.keys() == g.keys():
         return [joined(t[key], g[key], key[0]) for key in g]
-    if as_written and len(t) == len(g) and not any(_MEGATRON.fullmatch(shard) for _, shard in (*t, *g)):
+    if as_written and len(t) == len(g) and not any(MEGATRON.fullmatch(shard) for _, shard in (*t, *g)):
         if len(t) > 1:
-            notes.append(f"step {step}: ranks paired in order, their names differ")
+            notes.append(
+                f"{'' if step is None else f'step {step}: '}ranks paired in order, their names differ"
+            )
         return [joined(a, b, key[0]) for a, (key, b) in zip(t.values(), g.items(), strict=True)]
-    made_g, merged_g = _merged(g, mapping.golden_layout, mapping, _shapes(t, mapping.translate))
-    made_t, merged_t = _merged(
+    made_g, merged_g, lacking_g = _merged(g, mapping.golden_layout, mapping, _shapes(t, mapping.translate))
+    made_t, merged_t, lacking_t = _merged(
         t, mapping.target_layout, mapping, {x.name: x.shape for x in made_g}, mapping.translate
     )
-    notes.append(f"step {step}: merged {len(t)} ranks of target and {len(g)} of golden before comparing")
+    at = "" if step is None else f"step {step}: "
+    notes.append(f"{at}merged {len(t)} ranks of target and {len(g)} of golden before comparing")
     side = joined(made_t, made_g, None)
     side.merged = merged_t | merged_g
+    side.lacking = lacking_t | lacking_g
     return [side]
 
 
@@ -197,13 +184,13 @@ def _merged(
     mapping: NameMapping,
     expected: Shapes,
     translate: Callable[[str], str] = str,
-) -> tuple[list[NamedTensor], dict[int, Merged]]:
-    """Merge one side's ranks into whole tensors, in the order of first appearance."""
+) -> tuple[list[NamedTensor], dict[int, Merged], dict[int, list[str]]]:
+    """Merge one side's ranks into whole tensors, in the order of first appearance; and say which ranks lack which."""
     if len(ranks) == 1:
-        return list(next(iter(ranks.values()))), {}
+        return list(next(iter(ranks.values()))), {}, {}
     keys = sorted(ranks, key=lambda k: (k[0] is None, k[0] or 0, k[1]))
     where = places(keys, layout)
-    named = _global_names(ranks, where)
+    named = global_names(ranks, where)
     local = {key: {t.name: t.shape for t in found} for key, found in ranks.items()}
     holders: dict[str, list[tuple[Place, NamedTensor, bool | None]]] = defaultdict(list)
     for key in keys:
@@ -214,11 +201,34 @@ def _merged(
             )
     found: list[NamedTensor] = []
     merged: dict[int, Merged] = {}
+    lacking: dict[int, list[str]] = {}
+    names = {key: set(named[key]) for key in keys}
     for name, held in holders.items():
         made = _one(held, mapping, expected.get(translate(name)))
         found.append(made.tensor)
         merged[id(made.tensor)] = made
-    return found, merged
+        if without := _without(name, names):
+            lacking[id(made.tensor)] = [key[1] or f"rank {key[0]}" for key in without]
+    return found, merged, lacking
+
+
+def _without(name: str, names: Mapping[RankKey, set[str]]) -> list[RankKey]:
+    """Return the ranks that lack a name though they hold most of what a holder of it holds.
+
+    Ranks of another pipeline stage hold other names, and those of another expert rank other experts.
+    """
+    if expert_spot(name.split(".")) is not None or "experts" in name.split("."):
+        return []
+    groups: dict[frozenset[str], list[RankKey]] = defaultdict(list)  # few: ranks of a stage hold the same
+    for key, held in names.items():
+        groups[frozenset(held)].append(key)
+    holders = [held for held in groups if name in held]
+    return [
+        key
+        for held, keys in groups.items()
+        if name not in held and any(2 * len(held & other) >= len(held | other) for other in holders)
+        for key in keys
+    ]
 
 
 def _one(
@@ -279,92 +289,3 @@ def _unplaced(
                 return Merged(replace(made.tensor, rank=None), (*notes, *made.notes), copies)
     made = merge(tensors, rule, expected=expected, heads=mapping.heads, groups=mapping.groups)
     return Merged(replace(made.tensor, rank=None), (*notes, *made.notes), made.replicas)
-
-
-def _global_names(
-    ranks: Mapping[RankKey, Sequence[NamedTensor]], where: Mapping[RankKey, Place]
-) -> dict[RankKey, list[str]]:
-    """Return names with the layers of pipeline stages and the experts of expert ranks counted over the whole model.
-
-    Only where every stage counts from 0 (then the numbers are its own); so for experts.
-    """
-    layers, chunks = _layer_offsets(ranks, where)
-    experts = _expert_counts(ranks, where)
-    named: dict[RankKey, list[str]] = {}
-    for key, tensors in ranks.items():
-        place, found = where[key], []
-        for tensor in tensors:
-            words = tensor.name.split(".")
-            chunk = _chunk(words)
-            if (place.pp, chunk) in layers and (i := _after(words, ("layers",))) is not None:
-                words[i] = str(int(words[i]) + layers[place.pp, chunk])
-            if chunks and words[0] == f"model{chunk}":
-                words[0] = "model"
-            if experts and (spot := _expert_spot(words)) is not None:
-                i, head = spot
-                words[i] = f"{head}{int(words[i][len(head) :]) + (place.ep or 0) * experts}"
-            found.append(".".join(words))
-        named[key] = found
-    return named
-
-
-def _chunk(words: Sequence[str]) -> int:
-    """Return the virtual stage of Megatron's ``model1.decoder...``; 0 elsewhere."""
-    name = re.fullmatch(r"model(\d{1,4})", words[0])
-    return int(name[1]) if name else 0
-
-
-def _after(words: Sequence[str], names: Sequence[str]) -> int | None:
-    """Return the place of a number that follows one of some words."""
-    for i, word in enumerate(words[:-1]):
-        if word in names and words[i + 1].isdecimal() and len(words[i + 1]) < 7:
-            return i + 1
-    return None
-
-
-def _expert_spot(words: Sequence[str]) -> tuple[int, str] | None:
-    """Return where a name counts experts: ``experts.3``, or ``experts.linear_fc1.weight3`` of grouped ones."""
-    if (i := _after(words, ("experts", "local_experts"))) is not None:
-        return i, ""
-    if "experts" in words:
-        for i, word in enumerate(words):
-            if re.fullmatch(r"(weight|bias)\d{1,6}", word) and i > words.index("experts"):
-                return i, word.rstrip("0123456789")
-    return None
-
-
-def _layer_offsets(
-    ranks: Mapping[RankKey, Sequence[NamedTensor]], where: Mapping[RankKey, Place]
-) -> tuple[dict[tuple[int | None, int], int], bool]:
-    counts: dict[tuple[int, int], set[int]] = defaultdict(set)  # (chunk, stage): the order of layers
-    chunks = False
-    for key, tensors in ranks.items():
-        pp = where[key].pp
-        for tensor in tensors:
-            words = tensor.name.split(".")
-            chunks = chunks or bool(re.fullmatch(r"model\d{1,4}", words[0]))
-            if pp is not None and (i := _after(words, ("layers",))) is not None:
-                counts[_chunk(words), pp].add(int(words[i]))
-    if len(counts) < 2 or any(0 not in seen for seen in counts.values()):
-        return {}, chunks
-    offsets: dict[tuple[int | None, int], int] = {}
-    total = 0
-    for chunk, pp in sorted(counts):
-        offsets[pp, chunk] = total
-        total += len(counts[chunk, pp])
-    return offsets, chunks
-
-
-def _expert_counts(ranks: Mapping[RankKey, Sequence[NamedTensor]], where: Mapping[RankKey, Place]) -> int:
-    """Return how many experts each expert rank counts for itself; 0 where they count over the whole model."""
-    counts: dict[int, set[int]] = defaultdict(set)
-    for key, tensors in ranks.items():
-        ep = where[key].ep
-        for tensor in tensors:
-            words = tensor.name.split(".")
-            if ep is not None and (spot := _expert_spot(words)) is not None:
-                i, head = spot
-                counts[ep].add(int(words[i][len(head) :]))
-    sizes = {len(seen) for seen in counts.values()}
-    local = len(counts) > 1 and len(sizes) == 1 and all(min(seen) == 0 for seen in counts.values())
-    return sizes.pop() if local else 0

@@ -36,6 +36,7 @@ CHECKSUMS = ("NPU MD5", "BENCH MD5")
 TAIL = ("Requires_grad Consistent", "Result", "Err_message")
 WHOLE_OPERATOR = frozenset(["1 per mille share", "cosine drop", "norm error growth"])
 STACK, DATA = "NPU_Stack_Info", "Data_name"
+VERDICT = "Verdict"
 _FORMULA = re.compile(r"^[+\-=%@]|;[+\-=%@]")
 
 
@@ -65,10 +66,11 @@ def row_of(row: Compared, verdict: Verdict, mode: str) -> dict[str, Any]:
     else:
         found |= _tensor(row) if mode == "tensor" else _statistics(t, g)
         found |= dict(zip(SIDES, (*_stats(t, row, "target"), *_stats(g, row, "golden")), strict=True))
+    result = verdict.by_standard if row.api else verdict.result  # of lone tensors msprobe has no table
     reasons = [_reason(p) for p in verdict.parts if p.result not in (PASS, SKIP)]
     return found | {
         "Requires_grad Consistent": str(found["NPU Requires_grad"] == found["Bench Requires_grad"]),
-        "Result": PASS if verdict.result == SKIP else verdict.result,
+        "Result": PASS if result == SKIP else result,
         "Err_message": [*reasons, *row.notes],
     }
 
@@ -169,10 +171,13 @@ def _checksum(side: NamedTensor | None) -> str:
 
 
 def rows_of(comparison: Comparison) -> list[dict[str, Any]]:
-    """Return every row, fit for strict JSON: NaN and Inf are the words msprobe writes."""
+    """Return every row, fit for strict JSON: NaN and Inf are the words msprobe writes.
+
+    Beside msprobe's columns stands `VERDICT`, with telekit's own rules in it.
+    """
     found = []
     for row, verdict in zip(comparison.rows, comparison.verdicts, strict=True):
-        cells = row_of(row, verdict, comparison.mode)
+        cells = row_of(row, verdict, comparison.mode) | {VERDICT: verdict.result}
         found.append({name: _plain(value) for name, value in cells.items()})
     return found
 

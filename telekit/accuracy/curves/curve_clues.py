@@ -51,6 +51,8 @@ class Clues:
         Of the norm's mean relative error.
     target, golden : LossCurve
         For their other columns.
+    plain : (Limit, Limit)
+        The same two limits, not raised.
     sizes : mapping of str to float
         Sizes of groups and counts, for constant ratios.
     micro_batches : MicroBatchMeans or None
@@ -66,6 +68,7 @@ class Clues:
     norm_limit: float | None
     target: LossCurve
     golden: LossCurve
+    plain: tuple[Limit, Limit]
     sizes: Mapping[str, float]
     micro_batches: MicroBatchMeans | None = None
     lr_zero: CurveErrors | None = None
@@ -83,20 +86,33 @@ class Clues:
 
     @property
     def end_passes(self) -> bool:
-        """Whether the last quarter is within the lasting limit."""
+        """Whether the last quarter, and what follows an onset, is within the lasting limit."""
         drift = self.errors.drift
-        return self.late.passes(abs(drift.late_abs), abs(drift.late_rel))
+        sizes = ((drift.late_abs, drift.late_rel), (drift.since_abs, drift.since_rel))
+        return all(self.late.passes(abs(one), abs(two)) for one, two in sizes)
 
     @property
     def jumps_out(self) -> bool:
-        """Whether single steps stand out beyond the lasting limit."""
+        """Whether single steps stand out beyond the lasting limit, or some on end."""
         jumps = self.errors.jumps
-        return jumps.count > 0 and not self.late.passes(jumps.largest, jumps.largest_rel)
+        single = jumps.count > 0 and not self.late.passes(jumps.largest, jumps.largest_rel)
+        return single or self.excursion
+
+    @property
+    def excursion(self) -> bool:
+        """Whether steps on end are out of line with the run, beyond the lasting limit."""
+        jumps = self.errors.jumps
+        return jumps.away > jumps.count and not self.late.passes(jumps.away_abs, jumps.away_rel)
 
     @property
     def first_norm(self) -> float | None:
         """Relative difference of the first common step's norm; None without norms there."""
         norm = self.errors.norm
-        if norm is None or not norm.finite[0] or norm.steps[0] != self.errors.first.step:
+        if (
+            norm is None
+            or not norm.steps.size
+            or not norm.finite[0]
+            or norm.steps[0] != self.errors.first.step
+        ):
             return None
         return abs(float(norm.relative[0]))

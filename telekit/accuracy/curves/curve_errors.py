@@ -8,13 +8,23 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 import numpy as np
-import numpy.typing as npt
 
+from telekit.accuracy.curves.curve_coverage import (
+    Columns,
+    Coverage,
+    Names,
+    compared_names,
+    coverage,
+    notes,
+)
+from telekit.accuracy.curves.curve_pairs import LARGEST, Pair, pair, relative
 from telekit.accuracy.curves.curve_statistics import (
     Floats,
     Onset,
     Steps,
     Trend,
+    away,
+    middle,
     onset,
     outliers,
     spikes,
@@ -25,67 +35,6 @@ from telekit.errors import InputError, bad
 
 LISTED = 20
 """How many steps of a kind are listed; the count is always whole."""
-LARGEST = 1e100
-"""Of a loss or a norm: the square of a larger one overflows."""
-
-
-@dataclass(frozen=True)
-class Pair:
-    """One column of two curves at the steps that both have.
-
-    Attributes
-    ----------
-    steps, target, golden : ndarray, shape (n,)
-        Steps where neither side, or only one of them, is NaN or Inf.
-    finite : ndarray of bool, shape (n,)
-        Where both are finite.
-    both_lost : int
-        Steps left out because both sides are NaN or Inf there.
-    """
-
-    steps: Steps
-    target: Floats = field(repr=False)
-    golden: Floats = field(repr=False)
-    finite: npt.NDArray[np.bool_] = field(repr=False)
-    both_lost: int = 0
-
-    @property
-    def error(self) -> Floats:
-        """Target less golden at the finite steps."""
-        return self.target[self.finite] - self.golden[self.finite]
-
-    @property
-    def relative(self) -> Floats:
-        """``error / |golden|`` at the finite steps: 0 for 0 against 0, infinite against 0 otherwise."""
-        return relative(self.error, self.golden[self.finite])
-
-    @property
-    def at(self) -> Steps:
-        """The finite steps."""
-        return self.steps[self.finite]
-
-    @property
-    def size(self) -> float:
-        """Typical size of golden."""
-        there = np.abs(self.golden[self.finite])
-        return float(np.median(there)) if there.size else 0.0
-
-
-def relative(error: Floats, golden: Floats) -> Floats:
-    """Return ``error / |golden|``; where golden is 0, 0 for no error and a signed infinity for one."""
-    out = np.where(error == 0, 0.0, np.copysign(np.inf, error))
-    with np.errstate(over="ignore"):
-        np.divide(error, np.abs(golden), out=out, where=golden != 0)
-    return out
-
-
-def pair(target: tuple[Steps, Floats], golden: tuple[Steps, Floats]) -> Pair:
-    """Join two series at their common steps, which may be none; a value beyond ``LARGEST`` counts as infinite."""
-    steps, i, j = np.intersect1d(target[0], golden[0], assume_unique=True, return_indices=True)
-    t, g = (np.where(np.abs(x) >= LARGEST, np.copysign(np.inf, x), x) for x in (target[1][i], golden[1][j]))
-    fine_t, fine_g = np.isfinite(t), np.isfinite(g)
-    kept = fine_t | fine_g
-    return Pair(steps[kept], t[kept], g[kept], (fine_t & fine_g)[kept], int((~kept).sum()))
 
 
 @dataclass(frozen=True)
@@ -118,7 +67,8 @@ class Drift:
     """What the signed difference does over the run.
 
     ``trend`` is that of the difference or of the relative difference (``of``), whichever tells more: an offset is
-    steady in the one, a factor in the other. None for too short a run.
+    steady in the one, a factor in the other. None for too short a run. ``late`` is the median of the last quarter,
+    ``since`` that from the onset on, 0 without one.
     """
 
     trend: Trend | None
@@ -126,11 +76,17 @@ class Drift:
     late_abs: float
     late_rel: float
     onset: Onset
+    since_abs: float = 0.0
+    since_rel: float = 0.0
 
 
 @dataclass(frozen=True)
 class Jumps:
-    """Single steps out of line: differences (``outliers``), and spikes of each curve that the other lacks."""
+    """Steps out of line: single differences (``outliers``), steps on end, and spikes that one curve alone has.
+
+    ``away`` counts steps on end that are out of line with the run, ``away_first`` is the first of them (-1 for none),
+    ``away_abs`` and ``away_rel`` are their median differences.
+    """
 
     outliers: tuple[int, ...]
     count: int
@@ -139,6 +95,10 @@ class Jumps:
     target_spikes: tuple[int, ...]
     golden_spikes: tuple[int, ...]
     common_spikes: int
+    away: int = 0
+    away_first: int = -1
+    away_abs: float = 0.0
+    away_rel: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -171,16 +131,8 @@ class CurveErrors:
     noise: SelfNoise | None
     resumed: bool
     notes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Columns:
-    """Which columns are compared: the loss's, and those to subtract from it (an auxiliary loss) on either side."""
-
-    target: str = ""
-    golden: str = ""
-    subtract_target: str = ""
-    subtract_golden: str = ""
+    coverage: Coverage
+    names: Names
 
 
 def measure(
@@ -205,7 +157,8 @@ def measure(
     resumed = bool(ours[0][0] > theirs[0][0])
     return CurveErrors(
         loss, norm, _first(loss), _mean(loss), _drift(loss, own), _jumps(loss), own, resumed,
-        _notes(loss, ours[0], theirs[0]),
+        notes(loss, ours[0], theirs[0]), coverage(loss, norm, (target, golden), (ours[0], theirs[0]), named),
+        compared_names(target, golden, named),
     )  # fmt: skip
 
 
@@ -227,16 +180,17 @@ def _nothing_common(
     target: LossCurve, ours: tuple[Steps, Floats], theirs: tuple[Steps, Floats], loss: Pair
 ) -> InputError:
     if loss.both_lost:
-        return bad("loss", "NaN", "is NaN or Inf in both curves at all common steps", source=target.source)
+        value = f"{LARGEST:g} or more" if loss.huge else "NaN"
+        return bad("loss", value, f"is {loss.lost} in both curves at all common steps", source=target.source)
     spans = [f"{s[0]} to {s[-1]}" if s.size else "none" for s, _ in (ours, theirs)]
     return bad("steps", spans[0], f"have none in common with golden's {spans[1]}", source=target.source)
 
 
 def _norms(target: LossCurve, golden: LossCurve) -> Pair | None:
+    """Return the norms that both log, which may have no step in common or none that is finite."""
     if target.grad_norm is None or golden.grad_norm is None:
         return None
-    found = pair(target.series(target.grad_norm), golden.series(golden.grad_norm))
-    return found if found.steps.size else None
+    return pair(target.series(target.grad_norm), golden.series(golden.grad_norm))
 
 
 def _first(loss: Pair) -> FirstStep:
@@ -251,10 +205,10 @@ def _mean(loss: Pair) -> MeanError | None:
     if not size.size:
         return None
     one, two = int(size.argmax()), int(np.abs(share).argmax())
-    with np.errstate(invalid="ignore"):  # infinite shares of both signs, where golden is 0
+    with np.errstate(invalid="ignore", over="ignore"):  # infinite shares of both signs, where golden is 0
         bias = float(share.mean())
     return MeanError(
-        size.size, float(size.mean()), float(np.abs(share).mean()), bias, float(size[one]),
+        size.size, float(size.mean()), loss.mre, bias, float(size[one]),
         int(at[one]), float(abs(share[two])), int(at[two]),
     )  # fmt: skip
 
@@ -270,7 +224,10 @@ def _drift(loss: Pair, noise: SelfNoise | None) -> Drift:
     if np.isfinite(share).all():
         found["relative difference"] = trend(loss.at, share)
     of, best = min(found.items(), key=lambda item: 1.0 if item[1] is None else item[1].p)
-    return Drift(best, of, float(np.median(error[late])), float(np.median(share[late])), own)
+    since = [0.0, 0.0]
+    if own.step is not None:
+        since = [middle(x[loss.at >= own.step]) for x in (error, share)]
+    return Drift(best, of, middle(error[late]), middle(share[late]), own, *since)
 
 
 def _jumps(loss: Pair) -> Jumps:
@@ -280,12 +237,15 @@ def _jumps(loss: Pair) -> Jumps:
     marked = outliers(error, loss.size)
     largest = float(np.abs(error[marked]).max()) if marked.any() else 0.0
     share = float(np.abs(loss.relative[marked]).max()) if marked.any() else 0.0
+    off = away(error, loss.size)
+    first = int(at[off][0]) if off.any() else -1
+    sizes = [middle(np.abs(x[off])) if off.any() else 0.0 for x in (error, loss.relative)]
     ours, theirs = spikes(loss.target[loss.finite]), spikes(loss.golden[loss.finite])
     near = [np.convolve(mark, np.ones(5), "same") > 0 if mark.any() else mark for mark in (ours, theirs)]
     lone_ours, lone_theirs = ours & ~near[1], theirs & ~near[0]
     return Jumps(
         _steps(at[marked]), int(marked.sum()), largest, share, _steps(at[lone_ours]), _steps(at[lone_theirs]),
-        int((ours & near[1]).sum()),
+        int((ours & near[1]).sum()), int(off.sum()), first, *sizes,
     )  # fmt: skip
 
 
@@ -323,30 +283,10 @@ def self_noise(curves: Sequence[tuple[Steps, Floats]], logs: Sequence[LossCurve]
         here = np.searchsorted(found.at, steps, side="right") - 1
         band = np.maximum(band, np.where(here >= 0, np.abs(found.error)[np.maximum(here, 0)], 0.0))
         norms = _norms(log_one, log_two)
-        shares += [] if norms is None or not norms.at.size else [float(np.abs(norms.relative).mean())]
+        shares += [] if norms is None or not norms.at.size else [norms.mre]
     finite = [f for f in firsts if math.isfinite(f.abs_error)]
     return SelfNoise(
         len(curves), common, max((f.abs_error for f in finite), default=0.0),
         max((f.rel_error for f in finite), default=0.0), max(m.mae for m in means),
         max(m.mre for m in means), max(shares, default=None), band,
     )  # fmt: skip
-
-
-def _notes(loss: Pair, ours: Steps, theirs: Steps) -> tuple[str, ...]:
-    notes = []
-    if loss.both_lost:
-        notes.append(f"{loss.both_lost} steps are NaN or Inf on both sides: left out")
-    low, high = max(ours[0], theirs[0]), min(ours[-1], theirs[-1])
-    inside = max(int(((s >= low) & (s <= high)).sum()) for s in (ours, theirs))
-    joint = loss.steps.size + loss.both_lost
-    if inside > joint:
-        notes.append(
-            f"of {inside} steps between {low} and {high}, {joint} are logged by both: these are compared"
-        )
-    if ours[0] != theirs[0]:
-        notes.append(
-            f"target starts at step {ours[0]}, golden at {theirs[0]}: the first common step is {low}"
-        )
-    if ours[-1] != theirs[-1]:
-        notes.append(f"target ends at step {ours[-1]}, golden at {theirs[-1]}")
-    return tuple(notes)

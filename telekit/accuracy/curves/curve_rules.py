@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from telekit.accuracy.curves.curve_errors import CurveErrors, Pair, pair, relative
+from telekit.accuracy.curves.curve_coverage import COVERED
+from telekit.accuracy.curves.curve_errors import CurveErrors
+from telekit.accuracy.curves.curve_pairs import Pair, pair, relative
 from telekit.accuracy.curves.curve_standards import (
     LOSS_METRIC,
     CurveStandard,
@@ -17,6 +19,7 @@ from telekit.accuracy.curves.curve_standards import (
 )
 from telekit.accuracy.curves.curve_statistics import MIN_STEPS, Floats
 from telekit.accuracy.readers.curve import LossCurve
+from telekit.accuracy.readers.problems import shown
 from telekit.accuracy.standards.verdict import ERROR, PASS, SKIP, WARNING, Part, check, skipped
 
 FIRST, MEAN, NORM, BOUND, DRIFT = (
@@ -27,6 +30,7 @@ FIRST, MEAN, NORM, BOUND, DRIFT = (
     "drift",
 )
 OUTLIERS, SPIKES, FINITE, LENGTH = "outliers", "spikes", "finite", "length"
+COVERAGE, NAMES = "steps compared", "columns"
 
 
 def finite(errors: CurveErrors) -> list[Part]:
@@ -38,9 +42,23 @@ def finite(errors: CurveErrors) -> list[Part]:
         note = f"first at step {int(loss.steps[mine][0])}"
         return [check(FINITE, int(mine.sum()), False, rule, note=note)]
     if theirs.any():
-        note = f"golden's loss is NaN or Inf at {int(theirs.sum())} steps where target's is finite"
+        note = f"golden's loss is {loss.lost} at {int(theirs.sum())} steps where target's is finite"
         return [Part(FINITE, 0, rule, WARNING, note)]
     return []
+
+
+def covered(errors: CurveErrors) -> list[Part]:
+    """Warn where the comparison leaves out a good part of what the files hold."""
+    found = errors.coverage
+    rule = f"{COVERED:.0%} of either run or more, and every loss in it read"
+    return [Part(COVERAGE, found.steps, rule, WARNING, "; ".join(found.gaps))] if found.gaps else []
+
+
+def columns_part(errors: CurveErrors) -> list[Part]:
+    """Warn where the two columns do not sound like one quantity."""
+    names = errors.names
+    note = f"target's {shown(names.target)} beside golden's {shown(names.golden)}"
+    return [] if names.alike else [Part(NAMES, None, "one quantity on both sides", WARNING, note)]
 
 
 def first_part(errors: CurveErrors, limit: Limit) -> Part:
@@ -68,23 +86,36 @@ def norm_parts(
 ) -> Iterator[Part]:
     """Judge the gradient's norm: its mean error, and the first step's against what rounding explains."""
     rule = f"mean relative error <= {limit:.4g}"
-    norm = errors.norm
-    if norm is None or not norm.at.size:
-        yield skipped(NORM, rule, "not logged by both")
+    norm, gaps = errors.norm, errors.coverage.norm_gaps
+    if norm is None or not norm.steps.size + norm.both_lost:
+        note = "not logged by both" if norm is None else "no step in common"
+        yield skipped(NORM, rule, note) if not gaps else Part(NORM, None, rule, WARNING, "; ".join(gaps))
         return
-    mre = float(np.abs(norm.relative).mean())
-    lost = int((~np.isfinite(norm.target)).sum())
-    note = f"{lost} steps NaN or Inf in target alone" if lost else f"over {norm.at.size} steps"
-    yield check(NORM, mre, mre <= limit and not lost, rule, note=note)
-    if first is not None and bound is not None:
+    yield _norm_part(norm, rule, limit, gaps)
+    if norm.steps.size and not np.isfinite(norm.target[0]) and int(norm.steps[0]) == errors.first.step:
+        yield Part(BOUND, None, "finite", ERROR, f"the norm of step {errors.first.step} is {norm.lost}")
+    elif first is not None and bound is not None:
         why = f"first step, same weights: what rounding in {arithmetic} explains (TTrace); a warning"
         yield check(BOUND, first, first <= bound, f"<= {bound:.6g}", level=WARNING, note=why)
 
 
+def _norm_part(norm: Pair, rule: str, limit: float, gaps: tuple[str, ...]) -> Part:
+    """Judge the norms that are finite; one that target alone has not fails, others that are not warn."""
+    mine, theirs = (int((~np.isfinite(side)).sum()) for side in (norm.target, norm.golden))
+    said = [(mine, "target alone"), (theirs, "golden alone"), (norm.both_lost, "both")]
+    lost = "; ".join([*(f"{norm.lost} in {who} at {count} steps" for count, who in said if count), *gaps])
+    note = f"over {norm.at.size} steps" + (f"; {lost}" if lost else "")
+    if not norm.at.size:
+        return Part(NORM, None, rule, ERROR if mine else WARNING, lost)
+    mre = norm.mre
+    passes = mre <= limit and not mine
+    return Part(NORM, mre, rule, ERROR if not passes else WARNING if lost else PASS, note)
+
+
 def drift_part(errors: CurveErrors, limit: Limit) -> Part:
-    """Judge the end of the run against the mean's limit; a smaller steady difference is said, or warned of."""
+    """Judge the end of the run, and what follows an onset, against the mean's limit; less that is steady is said."""
     drift, mean = errors.drift, errors.mean
-    rule = f"the error keeps around 0; last quarter {limit}"
+    rule = f"the error keeps around 0; last quarter, and from where it leaves the band, {limit}"
     if mean is None:
         return skipped(DRIFT, rule, "no step is finite on both sides")
     late = abs(drift.late_abs), abs(drift.late_rel)
@@ -94,8 +125,12 @@ def drift_part(errors: CurveErrors, limit: Limit) -> Part:
     found = drift.trend
     if found is not None and found.significant:
         note += f", not luck (p = {found.p:.1g})"
-    if not limit.passes(*late):
-        return Part(DRIFT, drift.late_abs, rule, ERROR, note)
+    since = drift.since_abs, drift.since_rel
+    gone = drift.onset.step is not None and not limit.passes(*map(abs, since))
+    if gone:
+        note += f", off by {since[0]:+.4g} ({since[1]:+.4%}) from there on"
+    if gone or not limit.passes(*late):
+        return Part(DRIFT, since[0] if gone else drift.late_abs, rule, ERROR, note)
     if found is None:
         return Part(DRIFT, drift.late_abs, rule, SKIP, f"{note}; a test of drift needs {MIN_STEPS} steps")
     half = not limit.passes(2 * late[0], 2 * late[1])
@@ -103,10 +138,16 @@ def drift_part(errors: CurveErrors, limit: Limit) -> Part:
 
 
 def outlier_part(errors: CurveErrors, limit: Limit) -> Part:
-    """Judge single steps out of line: beyond the limit each, and more of them than Megatron-LM's tests let pass."""
+    """Judge steps out of line, single or on end: beyond the limit, and more than Megatron-LM's tests let pass."""
     jumps = errors.jumps
+    if errors.mean is None:
+        return skipped(OUTLIERS, str(limit), "no step is finite on both sides")
     allowed = allowed_bad_steps(errors.loss.at.size)
     rule = f"{limit}, but for {allowed} of {errors.loss.at.size} steps"
+    if jumps.away > jumps.count and not limit.passes(jumps.away_abs, jumps.away_rel):
+        level = ERROR if jumps.away > allowed else WARNING
+        note = f"by {jumps.away_abs:.4g} in the median, from step {jumps.away_first} on"
+        return Part(OUTLIERS, jumps.away, rule, level, note)
     if not jumps.count or limit.passes(jumps.largest, jumps.largest_rel):
         return Part(OUTLIERS, jumps.count, rule, PASS, f"largest {jumps.largest:.4g}" if jumps.count else "")
     steps = ", ".join(str(step) for step in jumps.outliers[:5])
@@ -118,6 +159,8 @@ def spike_part(errors: CurveErrors) -> Part:
     """Warn of spikes that the target alone has."""
     jumps = errors.jumps
     rule = "no spike of the loss that golden lacks"
+    if errors.mean is None:
+        return skipped(SPIKES, rule, "no step is finite on both sides")
     if not jumps.target_spikes:
         return Part(SPIKES, 0, rule, PASS, f"{jumps.common_spikes} in both" if jumps.common_spikes else "")
     steps = ", ".join(str(step) for step in jumps.target_spikes[:5])
@@ -176,7 +219,7 @@ def _smoothed(values: Floats, weight: float) -> Floats:
 
 def length(errors: CurveErrors, standard: CurveStandard) -> Part:
     """Say how long the run is; a short one is judged by the other parts, which then speak for these steps only."""
-    steps = errors.loss.steps.size
+    steps = errors.loss.at.size
     rule = f">= {standard.min_steps} steps, {standard.steps} or 12 h by default"
     if steps < standard.min_steps:
         return Part(

@@ -23,6 +23,8 @@ OUTLIER, SPIKE, BAND = 10.0, 8.0, 5.0
 SPIKE_SHARE = 0.02
 FEW = 0.1
 """Outliers are few: at most this share of the steps."""
+AWAY = 10.0
+"""In robust standard deviations of all differences: several steps on end that are out of line with the run."""
 TIMES = 2.0
 """Of the largest difference of two golden runs so far: one pair of runs shows one sample of the noise."""
 LASTING = 0.9
@@ -96,6 +98,8 @@ def trend(steps: Steps, values: Floats) -> Trend | None:
     at = steps.astype(np.float64)
     at -= at.mean()
     spread = float(at @ at)
+    unit = float(np.abs(values).max()) or 1.0
+    values = values / unit  # differences of the smallest numbers there are have no digits left for a variance
     mean, slope = float(values.mean()), float(at @ values / spread)
     late = float(np.median(values[-max(n // 4, 1) :]))
     centred = values - mean
@@ -103,9 +107,9 @@ def trend(steps: Steps, values: Floats) -> Trend | None:
     mean_p = _p_value(mean, centred, 1, float(n))[0]
     slope_p, coefficient = _p_value(slope, line, 2, spread)
     effective = n * (1 - coefficient) / (1 + coefficient)
-    return Trend(
-        mean, slope, mean + slope * float(at[-1]), late, mean_p, slope_p, coefficient, min(effective, n)
-    )
+    end = mean + slope * float(at[-1])
+    sizes = (unit * mean, unit * slope, unit * end, unit * late)
+    return Trend(*sizes, mean_p, slope_p, coefficient, min(effective, n))
 
 
 def _p_value(estimate: float, residual: Floats, parameters: int, weight: float) -> tuple[float, float]:
@@ -117,6 +121,8 @@ def _p_value(estimate: float, residual: Floats, parameters: int, weight: float) 
     if scale <= RESOLUTION * abs(estimate) * math.sqrt(n) or scale == 0:
         return (1.0 if estimate == 0 else 0.0), 0.0
     variance, coefficient = _long_run_variance(residual / scale, parameters)
+    if variance == 0:
+        return (1.0 if estimate == 0 else 0.0), coefficient
     effective = max(n * (1 - coefficient) / (1 + coefficient), 3.0)
     statistic = abs(estimate) / (scale * math.sqrt(variance / weight))
     freedom = max(min(effective, n) - parameters, 1.0)
@@ -149,6 +155,12 @@ def rolling_median(values: Floats, window: int) -> Floats:
     return np.asarray(median_filter(values, size=size, mode="nearest"), np.float64)
 
 
+def middle(values: Floats) -> float:
+    """Return the median; NaN between two infinities of opposite signs."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        return float(np.median(values))
+
+
 def robust_scale(values: Floats) -> float:
     """Return the standard deviation by the median absolute deviation; 0 for nothing."""
     return SIGMA * float(np.median(np.abs(values - np.median(values)))) if values.size else 0.0
@@ -174,6 +186,31 @@ def outliers(differences: Floats, size: float) -> npt.NDArray[np.bool_]:
     if marked.sum() > max(FEW * marked.size, 1):
         marked[:] = False
     return marked
+
+
+def away(differences: Floats, size: float) -> npt.NDArray[np.bool_]:
+    """Mark steps on end that are out of line with the run: `outliers` do not stand out among their neighbours there.
+
+    Parameters
+    ----------
+    differences : ndarray, shape (n,)
+        Target less golden.
+    size : float
+        Typical size of golden, for the resolution.
+
+    Returns
+    -------
+    ndarray of bool, shape (n,)
+        Where a step, and the median of it and its neighbours, is beyond ``AWAY`` robust deviations of all from their
+        median.
+    """
+    if differences.size < MIN_STEPS:
+        return np.zeros(differences.size, np.bool_)
+    rest = differences - np.median(differences)
+    limit = max(AWAY * robust_scale(rest), 10 * RESOLUTION * size)
+    ahead = np.abs(_smoothed(rest)) > limit
+    near = np.convolve(ahead, np.ones(SMOOTH))[: ahead.size] > 0  # the last of them see others ahead
+    return np.asarray(near & (np.abs(rest) > limit), np.bool_)
 
 
 def spikes(values: Floats) -> npt.NDArray[np.bool_]:
@@ -229,7 +266,7 @@ def onset(steps: Steps, differences: Floats, size: float, noise: Floats | None =
     outside = np.abs(_smoothed(own)) > band
     left = np.cumsum(outside[::-1])[::-1] / np.arange(n, 0, -1)
     starts = np.flatnonzero(outside & (left >= LASTING))
-    starts = starts[starts <= n - max(min(SMOOTH, n), n // 20)]
+    starts = starts[starts <= n - max(min(SMOOTH, n), min(n // 20, MIN_STEPS))]
     if not starts.size:
         return Onset(None, float(band[-1]), source)
     first = int(starts[0]) + int(np.argmax(raw[starts[0] :] > band[starts[0] :]))

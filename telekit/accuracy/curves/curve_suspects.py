@@ -9,7 +9,8 @@ from dataclasses import replace
 import numpy as np
 
 from telekit.accuracy.curves.curve_clues import Clues, Suspect
-from telekit.accuracy.curves.curve_errors import CurveErrors, Pair, pair
+from telekit.accuracy.curves.curve_errors import CurveErrors
+from telekit.accuracy.curves.curve_pairs import Pair, pair
 from telekit.accuracy.curves.curve_statistics import Floats, Steps, robust_scale
 from telekit.accuracy.curves.ratios import LARGEST_RATIO, MicroBatchMeans, name_ratio
 from telekit.accuracy.readers.curve import LossCurve
@@ -39,24 +40,26 @@ def _identical(clues: Clues) -> Iterator[Suspect]:
     loss, norm = clues.errors.loss, clues.errors.norm
     same = loss.finite.all() and not loss.error.any()
     if same and (norm is None or (norm.finite.all() and not norm.error.any())):
-        what = "losses" if norm is None else "losses and gradient norms"
-        yield Suspect(
-            "identical", 1.0, f"all {loss.steps.size} {what} are equal to the last digit", "nothing"
-        )
+        known = norm is not None and norm.steps.size > 0
+        what = "losses and gradient norms" if known else "losses"
+        text = f"all {loss.steps.size} {what} that are compared are equal to the last digit"
+        gaps = clues.errors.coverage.gaps
+        if gaps or (norm is not None and norm.both_lost):
+            left = "; ".join((*gaps, *(("gradient norms are not finite on both sides",) if not gaps else ())))
+            yield Suspect("identical", 0.5, f"{text}, but {left}", "compare runs that are whole")
+        else:
+            yield Suspect("identical", 1.0, text, "nothing")
 
 
 def _lost(clues: Clues) -> Iterator[Suspect]:
-    loss = clues.errors.loss
-    mine = ~np.isfinite(loss.target)
-    if mine.any():
-        step = int(loss.steps[mine][0])
-        text = f"target's loss is NaN or Inf at {int(mine.sum())} steps, first at {step}, golden's is finite there"
-        yield Suspect(
-            "non-finite",
-            0.95,
-            text,
-            f"dump step {step} and the one before: the first operator with NaN or Inf",
-        )
+    for what, found in (("loss", clues.errors.loss), ("gradient norm", clues.errors.norm)):
+        mine = np.zeros(0, bool) if found is None else ~np.isfinite(found.target)
+        if found is None or not mine.any():
+            continue
+        step = int(found.steps[mine][0])
+        text = f"target's {what} is {found.lost} at {int(mine.sum())} steps, first at {step}"
+        look = f"dump step {step} and the one before: the first operator with NaN or Inf"
+        yield Suspect("non-finite", 0.95, f"{text}, golden's is finite there", look)
 
 
 def _scaling(clues: Clues) -> Iterator[Suspect]:
@@ -211,7 +214,7 @@ def _start(clues: Clues) -> Iterator[Suspect]:
         return
     yield from _second_step(clues)
     if errors.norm is not None and errors.norm.at.size and clues.norm_limit is not None:
-        mre = float(np.abs(errors.norm.relative).mean())
+        mre = errors.norm.mre
         if mre > clues.norm_limit:
             text = f"the gradient norm is off by {mre:.2%} on average, the first loss agrees"
             yield Suspect("backward", 0.55, text, "find the first step whose norm is off, and its parameters")
@@ -265,6 +268,12 @@ def _learning_rate(curve: LossCurve, step: int) -> float | None:
 def _jumps(clues: Clues) -> Iterator[Suspect]:
     jumps = clues.errors.jumps
     if clues.jumps_out:
+        if clues.excursion:
+            size = f"by {jumps.away_abs:.4g} in the median"
+            text = f"{jumps.away} of {clues.errors.loss.at.size} steps are off {size}, from step {jumps.away_first} on"
+            yield Suspect("outliers", 0.6 if clues.first_passes and clues.end_passes else 0.3, text,
+                          f"compare data and learning rate of step {jumps.away_first}, and dump it")  # fmt: skip
+            return
         some = ", ".join(str(step) for step in jumps.outliers[:5])
         text = f"{jumps.count} of {clues.errors.loss.at.size} steps stand out, by up to {jumps.largest:.4g}: {some}"
         alone = clues.first_passes and clues.end_passes
@@ -282,14 +291,13 @@ def _drift(clues: Clues) -> Iterator[Suspect]:
     text = f"the first step agrees, the last quarter is off by {drift.late_rel:+.3%}"
     if drift.onset.step is not None:
         text += f"; it leaves the band of {drift.onset.source} at step {drift.onset.step}"
+        text += f", off by {drift.since_rel:+.3%} from there on"
     zero = clues.lr_zero
     if zero is None or zero.mean is None:
         yield Suspect(
             "drift", 0.5, text, "run 1,000 steps with learning rate 0: what still differs is no update"
         )
-    elif clues.late.passes(zero.mean.mae, zero.mean.mre) and clues.first.passes(
-        zero.first.abs_error, zero.first.rel_error
-    ):
+    elif _still(clues, zero):
         more = f"{text}; with learning rate 0 the mean error is {zero.mean.mre:.3%}"
         yield Suspect(
             "optimizer", 0.65, more, "compare gradients by parameter, then the update and its states"
@@ -299,6 +307,14 @@ def _drift(clues: Clues) -> Iterator[Suspect]:
         yield Suspect(
             "forward", 0.65, more, "compare data by step, then the forward pass of the first bad step"
         )
+
+
+def _still(clues: Clues, zero: CurveErrors) -> bool:
+    """Whether the runs with learning rate 0 agree: the golden's noise in training is no measure for them."""
+    first, late = clues.plain
+    mean = zero.mean
+    passes = first.passes(zero.first.abs_error, zero.first.rel_error)
+    return passes and mean is not None and late.passes(mean.mae, mean.mre)
 
 
 def _noise(clues: Clues) -> Iterator[Suspect]:

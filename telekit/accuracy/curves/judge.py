@@ -11,7 +11,8 @@ import numpy as np
 
 from telekit.accuracy.curves import curve_rules as rules
 from telekit.accuracy.curves.curve_clues import Clues, Suspect
-from telekit.accuracy.curves.curve_errors import Columns, CurveErrors, measure
+from telekit.accuracy.curves.curve_coverage import Columns
+from telekit.accuracy.curves.curve_errors import CurveErrors, measure
 from telekit.accuracy.curves.curve_rules import BOUND, DRIFT, FINITE, FIRST, MEAN, NORM
 from telekit.accuracy.curves.curve_standards import MINDFORMERS_FIRST, CurveStandard, Limit, curve_standard
 from telekit.accuracy.curves.curve_suspects import suspects
@@ -77,6 +78,21 @@ class CurveVerdict:
         return self.suspects[0]
 
     @property
+    def columns(self) -> dict[str, dict[str, str | None]]:
+        """Which columns are compared, of loss and gradient norm; None where a file has no such."""
+        names = self.errors.names
+        return {
+            "target": {"loss": names.target, "grad_norm": names.target_norm},
+            "golden": {"loss": names.golden, "grad_norm": names.golden_norm},
+        }
+
+    @property
+    def coverage(self) -> dict[str, Any]:
+        """How many steps are compared, and why not more."""
+        found = self.errors.coverage
+        return {"steps": found.steps, "gaps": [*found.gaps, *found.norm_gaps]}
+
+    @property
     def first_step(self) -> dict[str, Any]:
         """The first common step: losses, errors, limits and result."""
         return _plain(asdict(self.errors.first) | _limits(self.first_limit) | self._part(FIRST))
@@ -100,7 +116,7 @@ class CurveVerdict:
             "steps": int(share.size),
             "first_step": int(norm.at[0]),
             "first_rel_error": float(share[0]),
-            "mre": float(share.mean()),
+            "mre": norm.mre,
             "max_rel": float(share[worst]),
             "max_rel_step": int(norm.at[worst]),
         }
@@ -157,6 +173,8 @@ class CurveVerdict:
             "shape": self.shape,
             "standard": self.verdict.standard,
             "source": self.verdict.source,
+            "columns": self.columns,
+            "coverage": self.coverage,
             "first_step": self.first_step,
             "mean": self.mean,
             "grad_norm": self.grad_norm,
@@ -240,8 +258,9 @@ def judge_curves(
     bound = None if errors.norm is None else depth_bound(0, dtype, layers=layers)
     zero = None if lr_zero is None else measure(*lr_zero, columns=columns)
     start = first or MINDFORMERS_FIRST
-    clues = Clues(errors, start, late, bound, norm, target, golden, sizes or {}, micro_batches, zero)
-    parts = rules.finite(errors)
+    plain = start if chosen.first is None else chosen.first, chosen.drift
+    clues = Clues(errors, start, late, bound, norm, target, golden, plain, sizes or {}, micro_batches, zero)
+    parts = [*rules.finite(errors), *rules.columns_part(errors), *rules.covered(errors)]
     parts += [rules.first_part(errors, first)] if first else []
     parts += [rules.mean_part(errors, mean)] if mean else []
     parts += (

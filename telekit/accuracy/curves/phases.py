@@ -13,21 +13,26 @@ from typing import Any
 
 from telekit.accuracy.curves import config_check
 from telekit.accuracy.curves.config_check import Sheet, check_sheet
-from telekit.accuracy.curves.curve_errors import relative
-from telekit.accuracy.curves.curve_rules import BOUND, DRIFT, FIRST, LENGTH, MEAN, NORM, OUTLIERS
+from telekit.accuracy.curves.curve_standards import curve_standard
 from telekit.accuracy.curves.judge import CurveVerdict, judge_curves
-from telekit.accuracy.readers.curve import LossCurve
+from telekit.accuracy.curves.phase_items import (
+    MEGATRON,
+    MINDFORMERS,
+    MSPROBE,
+    OPEN,
+    PHASES,
+    PREPARATION,
+    TELECHAT,
+    Item,
+    long_items,
+    noise_item,
+    short_items,
+    zero_item,
+)
+from telekit.accuracy.readers.curve import LossCurve, as_number
 from telekit.accuracy.readers.losses import losses
-from telekit.accuracy.standards.verdict import ERROR, PASS, SKIP, WARNING, Part, worst
-
-PREPARATION, SHORT, LONG = "preparation", "short alignment", "long stability"
-PHASES = (PREPARATION, SHORT, LONG)
-OPEN = "open"
-"""An item for which nothing was given."""
-TELECHAT = "TeleChat3-MoE report: three phases; its thresholds are not public"
-MINDFORMERS = "MindFormers practice: precision_optimization.md"
-MSPROBE = "msprobe practice: config check"
-MEGATRON = "Megatron-LM practice: --deterministic-mode"
+from telekit.accuracy.standards.verdict import ERROR, PASS, SKIP, WARNING, worst
+from telekit.errors import InputError
 
 DETERMINISM = {
     "HCCL_DETERMINISTIC": ("true", "strict"),  # Ascend: reductions in one order
@@ -39,7 +44,8 @@ DETERMINISM = {
 """Variables that fix the order of operations, and the values that do."""
 QUIET = (
     *("hidden_dropout", "hidden_dropout_prob", "hidden_dropout_rate", "dropout"),
-    *("attention_dropout", "attention_dropout_rate"),
+    *("attention_dropout", "attention_dropout_rate", "attention_probs_dropout_prob", "dropout_rate"),
+    *("attn_pdrop", "embd_pdrop", "resid_pdrop"),
     *("lr_warmup_iters", "lr_warmup_steps", "warmup_steps", "warmup_ratio", "lr_warmup_fraction"),
 )
 """Names of dropout and warm-up, which are off in a comparison."""
@@ -75,32 +81,6 @@ class RunFiles:
         """Return what was given for a sheet."""
         found: str | Path | Mapping[str, Any] | None = getattr(self, name.replace(" ", "_"))
         return found
-
-
-@dataclass(frozen=True)
-class Item:
-    """One line of the checklist.
-
-    Attributes
-    ----------
-    phase, name : str
-        Where it belongs, and what is asked.
-    practice : str
-        Whose practice it is.
-    result : str
-        pass, warning, error, or open.
-    found : str
-        What the files say.
-    how : str
-        What to do when it is open or bad.
-    """
-
-    phase: str
-    name: str
-    practice: str
-    result: str
-    found: str
-    how: str = ""
 
 
 @dataclass(frozen=True)
@@ -175,7 +155,7 @@ def check_phases(
     Raises
     ------
     InputError
-        A file given cannot be read, or losses without a common step.
+        A file given cannot be read. Losses or tensors that can be read and not compared are an item that fails.
     """
     sheets = tuple(
         check_sheet(name, target.sheet(name), golden.sheet(name), expected=expected)
@@ -183,23 +163,19 @@ def check_phases(
     )
     noise = [_curve(run) for run in golden.noise]
     zero_pair = _both(target.lr_zero, golden.lr_zero)
-    zero = (
-        None if zero_pair is None else judge_curves(*zero_pair, standard=standard, noise=noise, sizes=sizes)
-    )
+    # without the noise of ordinary training: those runs learn, these stand still
+    zero, no_zero = _judged(zero_pair, standard, sizes=sizes)
     pair = _both(target.losses, golden.losses)
-    verdict = (
-        None
-        if pair is None
-        else judge_curves(*pair, standard=standard, noise=noise, sizes=sizes, lr_zero=zero_pair)
-    )
+    usable = zero_pair if zero is not None else None
+    verdict, no_verdict = _judged(pair, standard, noise=noise, sizes=sizes, lr_zero=usable)
     items = (
         *(_sheet_item(sheet) for sheet in sheets),
         _determinism(target, golden),
         _quiet(target, golden),
-        *_short(verdict),
-        _noise_item(verdict, bool(noise)),
-        _zero_item(zero),
-        *_long(verdict),
+        *short_items(verdict, no_verdict),
+        noise_item(verdict, bool(noise)),
+        zero_item(zero, no_zero),
+        *long_items(verdict, no_verdict),
     )
     return PhaseReport(items, sheets, verdict, zero)
 
@@ -212,6 +188,19 @@ def _both(
     target: str | Path | LossCurve | None, golden: str | Path | LossCurve | None
 ) -> tuple[LossCurve, LossCurve] | None:
     return None if target is None or golden is None else (_curve(target), _curve(golden))
+
+
+def _judged(
+    pair: tuple[LossCurve, LossCurve] | None, standard: str, **more: Any
+) -> tuple[CurveVerdict | None, str]:
+    """Return the verdict, or why there is none although both curves are there."""
+    if pair is None:
+        return None, ""
+    curve_standard(standard)
+    try:
+        return judge_curves(*pair, standard=standard, **more), ""
+    except InputError as error:
+        return None, str(error)
 
 
 def _sheet_item(sheet: Sheet) -> Item:
@@ -258,93 +247,24 @@ def _determinism(target: RunFiles, golden: RunFiles) -> Item:
 def _quiet(target: RunFiles, golden: RunFiles) -> Item:
     """See in the hyperparameters whether dropout and warm-up are off."""
     name, how = "dropout and warm-up off, learning rate constant", "set them to 0 for the comparison"
-    sides = [_settings(run.hyperparameters) for run in (target, golden)]
-    found = {
-        key.rsplit(".", 1)[-1]: value
-        for side in sides
-        for key, value in side.items()
-        if key.rsplit(".", 1)[-1].replace("-", "_") in QUIET
-    }
-    loud = {key: value for key, value in found.items() if isinstance(value, (int, float)) and value > 0}
+    found = [
+        (f"{who} {key}", value)
+        for who, run in (("target", target), ("golden", golden))
+        for key, value in _settings(run.hyperparameters).items()
+        if str(key).rsplit(".", 1)[-1].replace("-", "_") in QUIET
+    ]
     if not found:
         return Item(PREPARATION, name, MINDFORMERS, OPEN, "the settings do not say", how)
-    text = ", ".join(f"{key} = {value}" for key, value in (loud or found).items())
+    loud = [(key, value) for key, value in found if not _off(value)]
+    text = ", ".join(f"{key} = {value}" for key, value in loud or found)
     return Item(PREPARATION, name, MINDFORMERS, WARNING if loud else PASS, text, how if loud else "")
 
 
-def _part(verdict: CurveVerdict | None, name: str) -> Part | None:
-    return None if verdict is None else next((p for p in verdict.verdict.parts if p.name == name), None)
-
-
-def _from_part(phase: str, name: str, part: Part | None, how: str) -> Item:
-    if part is None or part.result == SKIP:
-        note = "no losses given" if part is None else part.note
-        return Item(phase, name, MINDFORMERS, OPEN, note, how)
-    text = f"{part.note} ({part.rule})" if part.note else part.rule
-    return Item(phase, name, MINDFORMERS, part.result, text, "" if part.result == PASS else how)
-
-
-def _short(verdict: CurveVerdict | None) -> tuple[Item, ...]:
-    """Fill step 1's loss, step 1's gradient norm and step 2's loss: forward, backward, optimizer."""
-    return (
-        _from_part(
-            SHORT, "step-1 loss agrees (forward)", _part(verdict, FIRST), "dump the forward pass of step 1"
-        ),
-        _from_part(
-            SHORT,
-            "step-1 gradient norm agrees (backward)",
-            _part(verdict, BOUND),
-            "log the gradient norm; local norms by weight tell which",
-        ),
-        _second(verdict),
-    )
-
-
-def _second(verdict: CurveVerdict | None) -> Item:
-    name, how = "step-2 loss agrees (optimizer)", "compare the parameters after the first update"
-    loss = None if verdict is None else verdict.errors.loss
-    if verdict is None or loss is None or loss.steps.size < 2 or not loss.finite[1]:
-        return Item(SHORT, name, MINDFORMERS, OPEN, "no second step is given", how)
-    error = abs(loss.target[1:2] - loss.golden[1:2])
-    size, share = float(error[0]), float(relative(error, loss.golden[1:2])[0])
-    limit = verdict.first_limit or verdict.mean_limit
-    if limit is None:
-        return Item(SHORT, name, MINDFORMERS, OPEN, "the standard has no limit for it", how)
-    fine = limit.passes(size, share)
-    text = f"step {int(loss.steps[1])}: off by {size:.4g}, {share:.4%} ({limit})"
-    return Item(SHORT, name, MINDFORMERS, PASS if fine else ERROR, text, "" if fine else how)
-
-
-def _noise_item(verdict: CurveVerdict | None, given: bool) -> Item:
-    name = "golden's self-noise known"
-    noise = None if verdict is None else verdict.errors.noise
-    if not given or noise is None:
-        how = "run golden twice with determinism off: noise above a limit is the limit"
-        return Item(LONG, name, MINDFORMERS, OPEN, "no second run of golden is given", how)
-    return Item(
-        LONG, name, MINDFORMERS, PASS, f"{noise.runs} runs differ by {noise.mae:.4g}, {noise.mre:.4%}"
-    )
-
-
-def _zero_item(zero: CurveVerdict | None) -> Item:
-    name, how = (
-        "learning rate 0 for 1,000 steps agrees",
-        "what differs without an update is forward pass or data",
-    )
-    if zero is None or zero.errors.mean is None:
-        return Item(LONG, name, MINDFORMERS, OPEN, "no such pair of runs is given", how)
-    mean = zero.errors.mean
-    text = f"{mean.steps} steps: mean error {mean.mae:.4g}, {mean.mre:.4%} (published case: loss 0.001, norm 0.05)"
-    result = WARNING if zero.passed and mean.steps < 1000 else PASS if zero.passed else ERROR
-    return Item(LONG, name, MINDFORMERS, result, text, "" if result == PASS else how)
-
-
-def _long(verdict: CurveVerdict | None) -> tuple[Item, ...]:
-    rows: tuple[tuple[str, str, str], ...] = (
-        ("mean loss error within its limit", MEAN, "isolate with learning rate 0"),
-        ("gradient norm within 10 %", NORM, "log the gradient norm on both sides"),
-        ("error around 0, no drift", DRIFT, "look where it leaves the noise band"),
-        ("no steps out of line", OUTLIERS, "look for a resume or another batch there"),
-        ("long enough", LENGTH, "run 5,000 steps or 12 h, 1,000 steps at least"),
-    )
-    return tuple(_from_part(LONG, name, _part(verdict, part), how) for name, part, how in rows)
+def _off(value: Any) -> bool:
+    """Whether a rate or a count is 0, or not set; whatever is no number is not known to be off."""
+    if isinstance(value, str):
+        plain = value.strip().strip("\"'").lower()
+        return plain in ("", "none", "null", "false", "off", "no") or as_number(plain) == 0
+    if isinstance(value, (list, tuple)):
+        return all(_off(item) for item in value)
+    return value is None or value == 0

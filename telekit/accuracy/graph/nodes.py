@@ -154,4 +154,7 @@ def maker_of(base: str) -> str:
     """Say what usually makes an operator's input, by the operator's name; empty where no convention is known."""
     lower = module_path(base).lower()
     last = ".".join(lower.split(".")[-2:])
-    return next((what for names, what in _MAKERS if any(n in last for n in names)), "")
+    words = re.split(r"[._]", last)
+    return next(
+        (what for names, what in _MAKERS if any(n in (words if len(n) < 3 else last) for n in names)), ""
+    )

@@ -121,7 +121,7 @@ def _summed(row: Compared) -> float | None:
 
 
 def _scalar(target: object, golden: object) -> float:
-    if target == golden:
+    if target == golden or (target != target and golden != golden):  # NaN on both sides
         return 0.0
     if isinstance(target, (int, float)) and isinstance(golden, (int, float)) and golden:
         return abs(target - golden) / abs(golden) if isfinite(target) and isfinite(golden) else inf

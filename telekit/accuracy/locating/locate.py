@@ -9,32 +9,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import inf, isinf
+from math import isinf
+
+import numpy as np
 
 from telekit.accuracy.causes import finding as kinds
-from telekit.accuracy.causes.case import Case, Known, case_of, known_rows
-from telekit.accuracy.causes.cause_terms import EARLIER
+from telekit.accuracy.causes.case import EARLIER, Case, Known, case_of, elsewhere, known_rows
 from telekit.accuracy.causes.causes import explain
 from telekit.accuracy.causes.finding import Candidate, Cause, Finding, ranked
+from telekit.accuracy.causes.redo import kept_to
 from telekit.accuracy.checks.replicas import by_name, unequal
 from telekit.accuracy.compared import BACKWARD, INPUT, OPTIMIZER, Compared
 from telekit.accuracy.curves.ratios import name_ratio
 from telekit.accuracy.graph.nodes import Node, containers, maker_of, module_path, nodes
-from telekit.accuracy.graph.noise import FLOOR, is_float, run_epsilon
+from telekit.accuracy.graph.noise import is_float, run_epsilon
 from telekit.accuracy.graph.routing import routes
 from telekit.accuracy.graph.sync import gradient_names
-from telekit.accuracy.locating.locate_optimizer import Ranks, after_backward
+from telekit.accuracy.locating.beside import Beside, Ranks
+from telekit.accuracy.locating.locate_optimizer import after_backward
+from telekit.accuracy.locating.own_checks import own_fault, start_fault, update_fault, with_loss, with_weights
 from telekit.accuracy.locating.phase_hint import Hint, Pair, balance_ratio, numbers, phase_hint
 from telekit.accuracy.locating.walk import Place, Walk
 from telekit.accuracy.readers.named import NamedTensor
 
 WEAK = 2.0  # an excess below this needs a known shape to be believed
 _STRUCTURED = 0.6
-_SMALL = frozenset(
-    {kinds.SCALED, kinds.MISSING_TERM, kinds.EXTRA_TERM, kinds.PERMUTATION, kinds.ROTARY, kinds.NORM_EPSILON,
-     kinds.MASK, kinds.SOFTMAX_SCALE, kinds.CHANNEL_WEIGHT, kinds.NORMALISATION, kinds.DROPPED, kinds.ONE_SHARD,
-     kinds.MISSING_REDUCTION, kinds.DOUBLE_REDUCTION, kinds.GRADIENT_SCALING, kinds.SIGN, kinds.ACTIVATION}
-)  # fmt: skip
+_EXPLAINED = 0.75
 
 
 def locate(
@@ -78,30 +78,33 @@ def locate(
     ranks = by_name(replicas if replicas is not None else _targets(rows))
     hint = phase_hint(losses, norms, eps)
     walk = Walk(eps, min((n.step for n in graph), default=0))
+    before: Sequence[Node] = ()
     for step in sorted({n.step for n in graph}):
         own = [n for n in graph if n.step == step]
         later = [n for n in graph if n.step > step and n.phase == OPTIMIZER]
-        found = _one_step(own, walk, size, ranks, _at(norms, step - walk.first_step), hint, later)
+        at = step - walk.first_step
+        beside = Beside(ranks, size, own, before, later, _at(losses, at, "loss"), _at(norms, at))
+        with np.errstate(all="ignore"):  # NaN and Inf are what some faults make
+            found = _one_step(walk, hint, beside)
         if found is not None:
             return found
+        before = own
     return _balance(graph, walk, balance_ratio(losses), size) or _nothing(walk, hint, bool(rows))
 
 
-def _one_step(
-    graph: Sequence[Node],
-    walk: Walk,
-    sizes: Mapping[str, float],
-    ranks: Ranks,
-    norms: tuple[float, float] | None,
-    hint: Hint,
-    later: Sequence[Node],
-) -> Finding | None:
+def _one_step(walk: Walk, hint: Hint, beside: Beside) -> Finding | None:
     """Walk through one step: forward and backward, then the reduction of gradients and the optimizer."""
+    graph, sizes, ranks = beside.graph, beside.sizes, beside.ranks
     walk.begin(graph)
     for node in graph:
         if node.phase != OPTIMIZER:
             walk.visit(node)
     place, causes = _choose(walk, graph, sizes, ranks)
+    own = own_fault(graph, beside, None if place is None else place.node, walk.notes)
+    if own is not None:
+        return replace(own, evidence=(*own.evidence, *walk.notes, *hint.evidence))
+    if place is not None:
+        causes = with_weights(place, with_loss(place.node, graph, causes))
     early = _unequal_finding(graph, ranks, sizes, walk, place)
     if early is not None:
         return replace(early, evidence=(*early.evidence, *walk.notes, *hint.evidence))
@@ -114,16 +117,20 @@ def _one_step(
     def case_for(row: Compared, node: Node) -> Case:
         return case_of(row, node, made, sizes, ranks, walk.epsilon, 0.0)
 
-    found = after_backward(optimizer, walk.gradients, walk.epsilon, sizes, case_for, norms, later)
+    found = (
+        start_fault(graph, beside)
+        or after_backward(optimizer, walk.gradients, walk.epsilon, case_for, beside)
+        or update_fault(graph, beside)
+    )
     walk.end(graph, optimizer)
     return None if found is None else replace(found, evidence=(*found.evidence, *walk.notes, *hint.evidence))
 
 
-def _at(pair: Pair | None, index: int) -> tuple[float, float] | None:
+def _at(pair: Pair | None, index: int, which: str = "norm") -> tuple[float, float] | None:
     """Values of one step of two curves."""
     if pair is None:
         return None
-    t, g = (numbers(side, "norm") for side in pair)
+    t, g = (numbers(side, which) for side in pair)
     return (float(t[index]), float(g[index])) if 0 <= index < min(t.size, g.size) else None
 
 
@@ -137,17 +144,23 @@ def _choose(
     """Return the first place that holds up to a closer look, with its explanations."""
     inner = containers(graph)
     blamed = {module_path(p.node.base) for p in walk.found if p.node.base not in inner}
-    small = _structured_places(walk, graph, sizes) if walk.epsilon > 1e-4 else []
+    redone, right = _redone_places(walk, graph, sizes) if walk.epsilon > 1e-4 else ([], set())
     strong = {id(p.node): at for at, p in enumerate(walk.found)}
     order = {id(n): at for at, n in enumerate(graph)}
-    places = sorted([*walk.found, *small], key=lambda p: (order[id(p.node)], id(p.node) not in strong))
+    places = sorted([*walk.found, *redone], key=lambda p: (order[id(p.node)], id(p.node) not in strong))
     for place in places:
+        if id(place.row) in right and place.row.part != INPUT:
+            walk.notes.append(
+                f"{place.candidate.tensor}: what its operator makes of its own inputs, so not to blame"
+            )
+            continue
         path = module_path(place.node.base)
         same_phase = {module_path(p.node.base) for p in walk.found if p.node.phase == place.node.phase}
         if place.node.base in inner and any(b.startswith(path + ".") for b in blamed & same_phase):
             continue
         causes = explain(_case(place, walk, graph, sizes, ranks))
-        if place.strength >= WEAK or causes[0].confidence >= _STRUCTURED:
+        sure = _EXPLAINED if place.redone else _STRUCTURED
+        if place.strength >= WEAK or causes[0].confidence >= sure:
             return place, causes
         walk.notes.append(
             f"{place.candidate.tensor}: {place.candidate.error:.3g} is {place.strength:.1f} times what rounding "
@@ -156,40 +169,45 @@ def _choose(
     return None, ()
 
 
-def _structured_places(walk: Walk, graph: Sequence[Node], sizes: Mapping[str, float]) -> list[Place]:
-    """Places below the limit of size whose difference has a shape that rounding never has."""
+def _redone_places(
+    walk: Walk, graph: Sequence[Node], sizes: Mapping[str, float]
+) -> tuple[list[Place], set[int]]:
+    """Find outputs that are not what their operator makes of the target's own inputs; rows that are, by id.
+
+    What the inputs are off by does not count here, so these limits hold where those of size are wide.
+    """
     found: list[Place] = []
-    taken, inner = {id(p.row) for p in walk.found}, containers(graph)
+    right: set[int] = set()
+    inner = containers(graph)
     for node in graph:
-        if node.phase == OPTIMIZER or found or node.base in inner:
+        if node.phase == OPTIMIZER or node.base in inner or "reduce" in node.base.lower():
             continue
         before = walk.worst([*node.inputs, *node.parameters, *node.before])
         for row in node.outputs:
             error = walk.error(row)
-            if error is None or id(row) in taken or not walk.epsilon / 2 < error < inf or not is_float(row):
+            if not error or isinf(error) or not is_float(row) or (walk.flipped and routes(node.base)):
                 continue
-            # of a norm its own eps can be read back whatever its input is off by
-            before = inf if before is None else before
-            clean = before < inf and (before <= error / 8 or "norm" in node.base.lower())
-            if not clean or (walk.flipped and routes(node.base)):
+            bare = Place(Candidate(node.base, node.phase, row.part, row.name, error, before, 0.0), node, row)
+            made = kept_to(_case(bare, walk, graph, sizes, {}, reach=1))
+            if made is None or made.formula.hands_on:
                 continue
-            place = Place(
-                Candidate(node.base, node.phase, row.part, row.name, error, before, FLOOR * walk.epsilon),
-                node,
-                row,
-            )
-            causes = explain(_case(place, walk, graph, sizes, {}))
-            small = causes[0].kind in _SMALL and (before <= error / 8 or causes[0].kind == kinds.NORM_EPSILON)
-            if small and causes[0].confidence >= 0.75:
-                found.append(place)
-                break
-    return found
+            if made.own_error <= made.limit:
+                right.add(id(row))
+            elif len(found) < _MOST_REDONE:
+                told = replace(bare.candidate, error=made.own_error, limit=made.limit)
+                found.append(replace(bare, candidate=told, redone=True))
+    return found, right
 
 
-def _case(place: Place, walk: Walk, graph: Sequence[Node], sizes: Mapping[str, float], ranks: Ranks) -> Case:
+_MOST_REDONE = 8
+
+
+def _case(
+    place: Place, walk: Walk, graph: Sequence[Node], sizes: Mapping[str, float], ranks: Ranks, reach: int = 24
+) -> Case:
     node, row = place.node, place.row
     at = next(i for i, n in enumerate(graph) if n is node)
-    near = [n for n in graph[max(0, at - 24) : at + 1] if n.phase != OPTIMIZER]
+    near = [n for n in graph[max(0, at - reach) : at + 1] if n.phase != OPTIMIZER]
     extra: tuple[Known, ...] = ()
     if "reduce" in node.base.lower():  # what stands near a gradient's reduction are other gradients
         near = [n for n in graph if n.kind == "gradient"]
@@ -197,7 +215,8 @@ def _case(place: Place, walk: Walk, graph: Sequence[Node], sizes: Mapping[str, f
         node = replace(node, before=[*node.before, *(r for n in made for r in n.before)])
         extra = known_rows([walk.earlier[row.name]], EARLIER) if row.name in walk.earlier else ()
     case = case_of(row, node, near, sizes, ranks, walk.epsilon, place.candidate.inputs_error or 0.0)
-    return replace(case, phase=place.candidate.phase, near=(*case.near, *extra))
+    pool = elsewhere(row, graph[: at + 1], [n for n in graph if n.phase != OPTIMIZER], walk.past)
+    return replace(case, phase=place.candidate.phase, near=(*case.near, *extra), pool=pool)
 
 
 def _finding(place: Place, causes: tuple[Cause, ...], walk: Walk, hint: Hint) -> Finding:
@@ -210,8 +229,14 @@ def _finding(place: Place, causes: tuple[Cause, ...], walk: Walk, hint: Hint) ->
         if isinf(c.error)
         else f"is off by {c.error:.3g}, {c.error / walk.epsilon:.3g} epsilons"
     )
+    said = f"{c.tensor} {size}; {before}, so rounding explains at most {c.limit:.3g}"
+    if place.redone:
+        said = (
+            f"{c.tensor} is off by {c.error:.3g} from what its operator makes of its own inputs; golden keeps to that "
+            f"so well that rounding explains at most {c.limit:.3g}"
+        )
     evidence = [
-        f"{c.tensor} {size}; {before}, so rounding explains at most {c.limit:.3g}",
+        said,
         *(f"{cause.kind} ({cause.confidence:.2f}): {cause.text}" for cause in causes[:3]),
         *place.row.notes,
         *walk.notes,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import isfinite
 
 import numpy as np
@@ -12,27 +13,26 @@ from telekit.accuracy.causes.case import Case
 from telekit.accuracy.causes.causes import explain
 from telekit.accuracy.causes.finding import Candidate, Cause, Finding, ranked
 from telekit.accuracy.causes.rank_causes import rank_causes
-from telekit.accuracy.causes.updates import Fitted, narrowed, same_step, sides, step_causes
+from telekit.accuracy.causes.step_causes import Around, explain_step, later_fit, stuck_rows
+from telekit.accuracy.causes.updates import narrowed, same_step
 from telekit.accuracy.compared import BACKWARD, INPUT, OPTIMIZER, OUTPUT, Compared
 from telekit.accuracy.curves.ratios import name_ratio
 from telekit.accuracy.graph.nodes import Node
 from telekit.accuracy.graph.noise import FLOOR, error_of, explained
 from telekit.accuracy.graph.sync import Gradient, Sync, optimizer_row, read_sync
-from telekit.accuracy.readers.named import NamedTensor
+from telekit.accuracy.locating.beside import Beside
+from telekit.accuracy.locating.gradient_norm import norm_fault
 
-Ranks = Mapping[tuple[int | None, str], list[NamedTensor]]
 _MOST = 0.6  # of the parameters: then it is not one that is wrong
-_LOOKED_AT = 24
+_LOOKED_AT = 96
 
 
 def after_backward(
     optimizer: Sequence[Node],
     gradient_errors: dict[str, float],
     epsilon: float,
-    sizes: Mapping[str, float],
     case_for: Callable[[Compared, Node], Case],
-    norms: tuple[float, float] | None,
-    later: Sequence[Node] = (),
+    beside: Beside,
 ) -> Finding | None:
     """Look between the backward and the next step, in the order things happen; None where all is as it should be.
 
@@ -44,17 +44,19 @@ def after_backward(
         By parameter: error of its gradient where the backward made it.
     case_for : callable
         Makes the case of a row, with replicas.
-    norms : (target, golden), optional
-        The step's reported gradient norm, where no row has it.
-    later : sequence of Node
-        Updates of later steps: where one step leaves two explanations, the next may tell.
+    beside : Beside
+        The reduction of gradients, norms, sizes, the steps around.
     """
+    sizes, norms = beside.sizes, beside.norms
+    wrong, unclip = norm_fault(beside.graph, optimizer, beside.ranks, norms, sizes)
+    if wrong is not None:
+        return _made(f"optimizer.{wrong.where}", OPTIMIZER, "norm", wrong.causes, (), wrong.row, ())
     sync = read_sync(optimizer, gradient_errors)
     if sync is not None:
         found = _reduction(sync, epsilon, sizes, case_for) or _clipping(sync, epsilon, sizes, norms)
         if found is not None:
             return found
-    return _states(optimizer) or _updates(optimizer, epsilon, later)
+    return _states(optimizer) or _updates(optimizer, epsilon, beside, unclip)
 
 
 def _reduction(
@@ -171,18 +173,26 @@ def _states(optimizer: Sequence[Node]) -> Finding | None:
     return None
 
 
-def _updates(optimizer: Sequence[Node], epsilon: float, later: Sequence[Node]) -> Finding | None:
+def _updates(
+    optimizer: Sequence[Node], epsilon: float, beside: Beside, unclip: float | None
+) -> Finding | None:
     """Find steps that another optimizer took."""
+    sizes, later = beside.sizes, beside.later
+    last = {n.base: n for n in beside.before if n.phase == OPTIMIZER}
     looked, differ = 0, []
     for node in optimizer:
         errors = [e for r in node.outputs if (e := error_of(r)) is not None]
         if not errors or optimizer_row(node, "grad") is None:
             continue
         looked += 1
-        if max(errors) and not same_step(node):
+        if max(errors) and (not same_step(node) or narrowed(node) or stuck_rows(node, sizes)):
             differ.append(node)
     tried = differ[:: max(1, len(differ) // _LOOKED_AT)]
-    wrong = [(n, ranked(causes)) for n in tried if (causes := _step_causes(n, later))]
+    found = (
+        (n, explain_step(n, Around(sizes, unclip, partial(later_fit, n, later), last.get(n.base))))
+        for n in tried
+    )
+    wrong = [(n, ranked(causes)) for n, causes in found if causes]
     if not wrong:
         return None
     node, likely = wrong[0]
@@ -194,25 +204,6 @@ def _updates(optimizer: Sequence[Node], epsilon: float, later: Sequence[Node]) -
         Candidate(n.base, OPTIMIZER, OUTPUT, n.outputs[0].name, 0.0, None, epsilon) for n, _ in wrong[1:]
     )
     return _made(where, OPTIMIZER, OUTPUT, likely, (said,), row, others)
-
-
-def _step_causes(node: Node, later: Sequence[Node]) -> list[Cause]:
-    """Explain one parameter's step."""
-    t, g = sides(node)
-    if t is None or g is None:
-        return []
-    narrow = narrowed(node)
-    if narrow is not None:
-        return [narrow]
-
-    def next_step() -> tuple[Fitted, Fitted, int] | None:
-        for other in later:
-            if other.base == node.base and other.rank == node.rank:
-                a, b = sides(other)
-                return None if a is None or b is None else (a, b, other.step + 1)
-        return None
-
-    return list(step_causes(t, g, node.step + 1, next_step))
 
 
 def _made(

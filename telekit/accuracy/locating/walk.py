@@ -24,6 +24,8 @@ class Place:
     candidate: Candidate
     node: Node
     row: Compared
+    redone: bool = False
+    """Whether the error is not to golden but to what the operator makes of the target's own inputs."""
 
     @property
     def strength(self) -> float:
@@ -40,6 +42,9 @@ class Walk:
     errors: dict[int, float | None] = field(default_factory=dict)
     level: float = 0.0  # worst error of an output so far: what an input whose maker is not known may have
     made: dict[object, float] = field(default_factory=dict)  # golden's fingerprint of an output to its error
+    chosen: set[object] = field(
+        default_factory=set
+    )  # golden's fingerprints of outputs that are whole numbers
     flipped: bool = False  # a token near a tie chose other experts: rounding, not a fault
     found: list[Place] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -50,16 +55,18 @@ class Walk:
     noise: dict[str, float] = field(default_factory=dict)  # what an update before the dump leaves in a weight
 
     earlier: dict[str, Compared] = field(default_factory=dict)  # gradients of the step before, by name
+    past: list[Node] = field(default_factory=list)  # operators of the step before
     inside: dict[int, list[Compared]] = field(default_factory=dict)  # by module: outputs of those in it
 
     def begin(self, graph: Sequence[Node]) -> None:
         """Start a step."""
         self.inside = outputs_inside([n for n in graph if n.phase != OPTIMIZER])
-        self.level, self.made, self.gradients, self.found = 0.0, {}, {}, []
+        self.level, self.made, self.chosen, self.gradients, self.found = 0.0, {}, set(), {}, []
         self.noise = self.noise or update_noise([n for n in graph if n.phase == OPTIMIZER], self.epsilon)
 
     def end(self, graph: Sequence[Node], optimizer: Sequence[Node]) -> None:
         """Keep what the optimizer made of the weights, where the next step starts, and this step's gradients."""
+        self.past = [n for n in graph if n.phase != OPTIMIZER]
         self.earlier = {r.name: r for n in graph if "reduce" in n.base.lower() for r in n.rows}
         self.weights = {}
         for node in optimizer:
@@ -91,6 +98,8 @@ class Walk:
             self._judge_output(node, row, inputs, before)
         for row in node.outputs:
             error = self.error(row)
+            if not is_float(row):
+                self.chosen.add(fingerprint(row.golden))
             if error is not None and is_float(row):
                 self.level = max(self.level, min(error, 1e3))
                 key = fingerprint(row.golden)
@@ -118,10 +127,13 @@ class Walk:
                 upstream = node.step * self.noise.get(gradient_names(node, row), self.noise[""])
             limit = FLOOR * self.epsilon / 2 + 2 * upstream
         else:
-            upstream = self.made.get(fingerprint(row.golden), self.level)
+            key = fingerprint(row.golden)
+            upstream = self.made.get(key, self.level)
             limit = explained(self.epsilon, upstream)
-            if not is_float(row) and upstream:
-                return  # which experts a token chose: judged where it is chosen
+            if not is_float(row):
+                if key in self.chosen or self.flipped:
+                    return  # which experts a token chose: judged where it is chosen
+                upstream = limit = 0.0  # data: token ids, labels
         if error > limit and not self._excused(node, row, error):
             self._add(node, row, error, upstream, limit)
 

@@ -58,6 +58,9 @@ class Metrics:
         Elements of the target.
     opposite_infinities : int
         Places where both are infinite with opposite signs: msprobe does not look at the sign.
+    direction : float or None
+        The cosine whatever the size of the norms, where ``cosine`` takes those up to 2.2e-16 for zero; None where
+        one is exactly zero, and for one element.
     """
 
     status: str
@@ -77,6 +80,7 @@ class Metrics:
     target: Statistics | None = None
     golden: Statistics | None = None
     opposite_infinities: int = 0
+    direction: float | None = None
     messages: tuple[str, ...] = ()
 
     @property
@@ -215,6 +219,9 @@ def _compared(sums: Sums, array: Array, head: dict[str, Any], messages: list[str
     else:
         figures |= {
             "cosine": _cosine(sums, array.size, messages),
+            "direction": sums.cosine
+            if array.size > 1 and sums.target.squares and sums.golden.squares
+            else None,
             "euclidean_distance": sums.distance,
             "one_thousandth_ratio": sums.below_one / array.size,
             "five_thousandths_ratio": sums.below_five / array.size,

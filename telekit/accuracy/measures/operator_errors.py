@@ -10,13 +10,17 @@ from typing import Any
 import numpy as np
 
 from telekit.accuracy.measures.pairs import (
+    BLOCK,
     FORMATS,
     Floats,
     blocks,
     checked,
     dtype_name,
+    exact_distance,
+    flat,
     numpy_type,
     same_shape,
+    whole_numbers,
 )
 from telekit.errors import InputError, Problem
 
@@ -292,4 +296,8 @@ def count_different(target: Any, golden: Any) -> int:
     same_shape(a, b)
     if a.dtype == b.dtype and a.dtype.kind in "biu":
         return int(np.count_nonzero(a != b))
+    if whole_numbers(a, b):
+        rows = flat(a), flat(b)
+        starts = range(0, a.size, BLOCK)
+        return sum(int(np.count_nonzero(exact_distance(*(r[i : i + BLOCK] for r in rows)))) for i in starts)
     return sum(int(np.count_nonzero((x != y) & ~(np.isnan(x) & np.isnan(y)))) for _, (x, y) in blocks(a, b))

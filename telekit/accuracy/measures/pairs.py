@@ -125,6 +125,34 @@ def _numeric(array: Array, complex_too: bool) -> bool:
     return (dtype.kind in "biuf" and dtype.itemsize <= 8) or dtype.name.startswith(_SMALL)
 
 
+def native(array: Array) -> Array:
+    """Return the same values in this machine's byte order; a view where they already are."""
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def whole_numbers(*arrays: Array) -> bool:
+    """Whether all hold integers or bools, whose differences can be taken exactly."""
+    return all(a.dtype.kind in "biu" or a.dtype.name.startswith(("int", "uint")) for a in arrays)
+
+
+def exact_distance(target: Array, golden: Array) -> Floats:
+    """Return ``|target - golden|`` of whole numbers, exact before it is rounded to float64 and 0 only where equal.
+
+    float64 cannot tell 2**53 from 2**53 + 1. The types may differ in width, sign and byte order.
+    """
+    own = [native(a) for a in (target, golden)]
+    wide = [a if a.dtype == np.uint64 else a.astype(np.int64) for a in own]
+    larger = [w.view(np.uint64) for w in wide]
+    below = [w < 0 if w.dtype == np.int64 else np.zeros(w.shape, bool) for w in wide]
+    top, low = np.maximum(*larger), np.minimum(*larger)
+    found: Floats = np.where(below[0] == below[1], top - low, 0).astype(np.float64)
+    apart = below[0] != below[1]
+    if apart.any():  # one is negative: its size and the other's are added
+        sizes = [np.where(b, (~w) + np.uint64(1), w) for b, w in zip(below, larger, strict=True)]
+        found[apart] = sizes[0][apart].astype(np.float64) + sizes[1][apart].astype(np.float64)
+    return found
+
+
 def same_shape(target: Array, golden: Array) -> None:
     """Raise InputError unless the shapes are equal."""
     if target.shape != golden.shape:

@@ -8,7 +8,17 @@ from math import inf, isfinite, ldexp, sqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from telekit.accuracy.measures.pairs import BLOCK, KEPT, ROW, Array, Floats, flat, release
+from telekit.accuracy.measures.pairs import (
+    BLOCK,
+    KEPT,
+    ROW,
+    Array,
+    Floats,
+    exact_distance,
+    flat,
+    release,
+    whole_numbers,
+)
 
 ONE_THOUSANDTH, FIVE_THOUSANDTHS = 0.001, 0.005
 _LOWEST = 1e-140  # below this a square leaves float64's normal range
@@ -89,7 +99,8 @@ class _Pass:
         self.mask = np.empty(width, bool)
         self.spare = np.empty(width)
         self.ones = np.ones((ROW // 4, 1))
-        self.integers = all(a.dtype.kind in "iu" and a.itemsize == 8 for a in (target, golden))
+        wide = any(a.itemsize == 8 for a in (target, golden))  # narrower ones are exact in float64
+        self.integers = wide and whole_numbers(target, golden)
         self.zeros = False
         self.sums = Sums()
 
@@ -151,7 +162,7 @@ class _Pass:
         np.subtract(x, y, out=x)
         sums.distance_squares += _dots(self.pair[0], self.pair[0])
         if self.integers:
-            _integer_difference(self.target[part], self.golden[part], x)
+            x[:] = exact_distance(self.target[part], self.golden[part])
         np.abs(x, out=x)
         top = float(np.maximum.reduce(x))
         if top > sums.max_abs:
@@ -189,12 +200,6 @@ class _Pass:
 def _dots(x: Floats, y: Floats) -> float:
     """Dot product, a row at a time."""
     return float(np.matmul(x.reshape(-1, 1, ROW), y.reshape(-1, ROW, 1)).sum())
-
-
-def _integer_difference(a: NDArray[np.int64], b: NDArray[np.int64], out: Floats) -> None:
-    """Differences of 64-bit integers, exact before they are rounded: float64 cannot tell 2**53 and 2**53 + 1."""
-    if a.dtype == b.dtype:
-        out[:] = np.maximum(a, b).view(np.uint64) - np.minimum(a, b).view(np.uint64)
 
 
 def _out_of_range(sums: Sums) -> bool:

@@ -46,9 +46,10 @@ def dump(
     -------
     Tensors
         Modules are called ``Module.decoder.layers.0.mlp.linear_fc1.ColumnParallelLinear.forward.0``; as in msprobe a
-        backward's input is the gradient of the module's output. ``Gradient.{parameter}.reduce.step.0`` has the sum over
-        micro-batches before and after its reduction over ranks; ``Optimizer.{parameter}.Adam.step.0`` has inputs grad
-        (reduced and clipped), parameter, exp_avg, exp_avg_sq, and outputs without grad.
+        backward's input is the gradient of the module's output. Token ids are the embedding's input, labels the last of
+        the loss. ``Gradient.{parameter}.reduce.step.0`` has the sum over micro-batches before and after its reduction
+        over ranks; ``Optimizer.{parameter}.Adam.step.0`` has inputs grad (reduced and clipped), parameter, exp_avg,
+        exp_avg_sq, and outputs without grad.
     """
     wanted = range(len(run.losses)) if steps is None else steps
     by_step: dict[int, list[Record]] = defaultdict(list)

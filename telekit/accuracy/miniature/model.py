@@ -34,7 +34,7 @@ class Model(Blocks):
         x = self.norm("decoder.final_layernorm", x)
         tied = c.tied and self.layout.pp == 1
         logits = self.column("output_layer", x, "embedding.word_embeddings" if tied else "output_layer")
-        with tape.module("loss", "VocabParallelCrossEntropy", logits) as m:
+        with tape.module("loss", "VocabParallelCrossEntropy", logits, data=(labels,)) as m:
             each = tape.op("loss", CROSS_ENTROPY, *m.inputs, places=[WHOLE], labels=labels)
             m.outputs = [each]
         mean = tape.op("loss.mean", MEAN, each, places=[Place("partial")], tokens=c.tokens)
@@ -43,7 +43,7 @@ class Model(Blocks):
     def embed(self, tokens: Array) -> Value:
         """Look up the tokens; the ranks' parts of the vocabulary are added."""
         tape, name = self.tape, "embedding.word_embeddings"
-        with tape.module(name, "VocabParallelEmbedding", weight=self.weight(name)) as m:
+        with tape.module(name, "VocabParallelEmbedding", data=(tokens,), weight=self.weight(name)) as m:
             x = tape.op(name, EMBEDDING, m["weight"], places=[TERMS], tokens=tokens)
             m.outputs = [self.reduce(name, x)]
         return m.outputs[0]

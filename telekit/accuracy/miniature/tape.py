@@ -242,10 +242,12 @@ class Tape:
         return np.ascontiguousarray(self.mesh.from_groups(result, axes))
 
     @contextmanager
-    def module(self, name: str, kind: str, *inputs: Value, **parameters: Value) -> Iterator[Module]:
+    def module(self, name: str, kind: str, *inputs: Value, data: Sequence[Array] = (),
+               **parameters: Value) -> Iterator[Module]:  # fmt: skip
         """Open a module: its inputs and outputs, and their gradients, go into the dump.
 
-        Operators inside must use ``module.inputs`` and ``module[parameter]``.
+        Operators inside must use ``module.inputs`` and ``module[parameter]``. ``data`` are inputs that have no gradient
+        (token ids, labels): they are dumped after the others.
         """
         dumped = f"{name}.{kind}"
         both = {key: (value, _again(value)) for key, value in parameters.items()}
@@ -257,7 +259,10 @@ class Tape:
         self._inside.pop()
         self._back.append(lambda: self._enter(module))
         parts: Parts = {
-            "input": _listed(module.inner),
+            "input": (
+                *_listed(module.inner),
+                *((str(i), ids, _OWN, True) for i, ids in enumerate(data, len(module.inner))),
+            ),
             "parameters": tuple((key, v.data, v.place, v.wide) for key, (v, _) in both.items()),
             "output": _listed(module.outputs),
         }

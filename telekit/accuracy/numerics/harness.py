@@ -133,7 +133,7 @@ def run_trial(
     target : callable, optional
         Your implementation, judged instead of the emulated one: called with the inputs by name, as arrays of the
         dtype's own NumPy or ``ml_dtypes`` type, it returns an array, a tuple in the order of the outputs, or a
-        dict by name. What it raises is an answer, not an error.
+        dict by name, of real numbers in any format. What it raises is an answer, not an error.
     device : Precision, optional
         The trusted device of the double benchmarks: the dtype with fp32 accumulation and another order of
         summation, if left out.
@@ -165,22 +165,42 @@ def _called(target: Target, given: Arrays, dtype: str, names: tuple[str, ...]) -
     try:
         answer = target(**own)
         if isinstance(answer, Mapping):
-            found = {n: np.asarray(answer[n]) for n in names if n in answer}
+            named = {n: answer[n] for n in names if n in answer}
         else:
             several = answer if isinstance(answer, tuple) else (answer,)
-            found = {n: np.asarray(x) for n, x in zip(names, several, strict=False)}
+            named = dict(zip(names, several, strict=False))
+        odd = {n: why for n, x in named.items() if (why := _odd(x))}
+        found = {n: _plain(x) for n, x in named.items() if n not in odd}
     except Exception as error:  # whatever a stranger's code raises is the answer for this trial
         return {}, f"{type(error).__name__}: {error}"
-    missing = [n for n in names if n not in found]
-    return found, f"did not return {', '.join(missing)}" if missing else ""
+    missing = [n for n in names if n not in named]
+    said = [f"{n}: {why}" for n, why in odd.items()]
+    said += [f"did not return {', '.join(missing)}"] if missing else []
+    return found, "; ".join(said)
+
+
+def _odd(answer: Any) -> str:
+    """Say why an answer is not an array of real numbers, whose conversion would drop a part of it; empty if it is."""
+    if isinstance(answer, np.ma.MaskedArray):
+        return "returned a masked array: return the values"
+    dtype = np.asarray(answer).dtype
+    real = dtype.kind in "biuf" or (dtype.kind == "V" and dtype.isbuiltin == 2)  # bf16 and fp8 of ml_dtypes
+    return "" if real else f"returned {dtype.name}: real numbers are compared"
+
+
+def _plain(answer: Any) -> Array:
+    x = np.asarray(answer)
+    return (
+        x.astype(np.float64) if x.dtype.kind == "f" and x.dtype.itemsize > 8 else x
+    )  # golden has no more digits
 
 
 def judge_outcome(outcome: Outcome, name: str) -> dict[str, Verdict]:
     """Judge every output of a trial by one standard, by output name.
 
     Integers and bool are judged bit by bit whatever the standard, as checkers do. A standard that has no row for
-    the dtype skips, and says so. msprobe's standards compare dumps, so their golden is rounded to the dtype, as a
-    perfect device would have written it, and their rules see inputs that are equal.
+    the dtype skips, and says so. msprobe's standards compare dumps, so both sides are rounded to the dtype: golden as
+    a perfect device would have written it, the target as it is written where it comes in a wider format.
     """
     return {output: _judged(outcome, output, name) for output in outcome.golden}
 
@@ -196,7 +216,7 @@ def _judged(outcome: Outcome, output: str, name: str) -> Verdict:
         return replace(exact, standard=chosen.name, messages=(*exact.messages, "integers: bit by bit"))
     try:
         if chosen.name.startswith("msprobe"):
-            return _dumped(_float32(target), rounded(golden, outcome.dtype), chosen.name)
+            return _dumped(rounded(target, outcome.dtype), rounded(golden, outcome.dtype), chosen.name)
         if chosen.needs == "metrics" and outcome.dtype != "float64":  # some look at the types of a pair too
             target, golden = _float32(target), _float32(golden)
         other = device if chosen.needs == "device" else None
@@ -211,16 +231,14 @@ def _judged(outcome: Outcome, output: str, name: str) -> Verdict:
 
 def _dumped(target: Array, golden: Array, name: str) -> Verdict:
     """Judge as a comparison of two dumps does."""
-    target = target.astype(golden.dtype, copy=False) if target.dtype.kind == "f" else target
     if name not in msprobe.OUTPUT_SHARE or 0 in (target.size, golden.size):
         return judge(target, golden, name)
     return msprobe.judge_output(compare_arrays(target, golden), name)
 
 
 def _float32(x: Array) -> Array:
-    """Hold values in float32; what is not numeric is left for the standard to refuse."""
     with np.errstate(all="ignore"):
-        return x.astype(np.float32) if x.dtype.kind not in "OSUMm" else x
+        return x.astype(np.float32)
 
 
 def run(

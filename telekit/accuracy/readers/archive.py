@@ -73,7 +73,9 @@ class Archive:
                 continue
             seen.add(name)
             end = info.header_offset + 30 + info.compress_size
-            if not name.endswith("/"):
+            if name.endswith("/") and info.file_size:
+                problems.add(self.path, name, "is called a folder but holds data: left out", lost=True)
+            elif not name.endswith("/"):
                 stored = info.compress_type == zipfile.ZIP_STORED
                 yield Member(name, info.file_size, info.compress_size, info.header_offset, stored, info.CRC)
 

@@ -11,7 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from telekit.accuracy.readers.archive import Archive, Member
-from telekit.accuracy.readers.mapped import MAX_NPY_HEADER, NpyHeader, lazily, mapped, read_npy_header
+from telekit.accuracy.readers.mapped import (
+    MAX_NPY_HEADER,
+    NPY_MAGIC,
+    NpyHeader,
+    lazily,
+    mapped,
+    read_npy_header,
+)
 from telekit.accuracy.readers.named import NamedTensor, where
 from telekit.accuracy.readers.problems import Problems, regular_size, shown
 from telekit.errors import InputError, bad
@@ -49,12 +56,13 @@ def npz_tensors(path: Path, problems: Problems) -> list[NamedTensor]:
     at = where((*path.parts[:-1], path.stem))
     found: list[NamedTensor] = []
     for member in archive.members:
-        if not member.name.endswith(".npy"):
-            problems.add(path, member.name, "is not an array and is left out")
-            continue
         place = f"{path}: {shown(member.name)}"
         try:
-            header = read_npy_header(io.BytesIO(archive.head(member, MAX_NPY_HEADER + 12)), place)
+            head = archive.head(member, MAX_NPY_HEADER + 12)
+            if not member.name.endswith(".npy") and not head.startswith(NPY_MAGIC):
+                problems.add(path, member.name, "is not an array and is left out", lost=True)
+                continue
+            header = read_npy_header(io.BytesIO(head), place)
             if header.start + header.nbytes != member.size:
                 raise bad(
                     "data",
@@ -62,7 +70,7 @@ def npz_tensors(path: Path, problems: Problems) -> list[NamedTensor]:
                     f"but the header announces {header.start + header.nbytes:,}",
                 )
             load = partial(_load_member, archive, member, header)
-            found.append(_tensor(member.name[:-4], header, place, at, lazily(load, place)))
+            found.append(_tensor(member.name.removesuffix(".npy"), header, place, at, lazily(load, place)))
         except InputError as error:
             problems.refused(place, error)
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,6 +36,32 @@ GRAD_NORM = (
     "gradient norm",
 )
 
+EVALUATION = frozenset(("eval", "evaluation", "val", "valid", "validation", "test", "dev", "heldout"))
+"""Words in the name of a loss that is not the training's."""
+_NAN = re.compile(r"[+-]?(?:nanq?(?:\(\w*\))?|1\.#(?:ind|qnan|snan)\d*)", re.IGNORECASE)
+_INFINITE = re.compile(r"[+-]?(?:1\.#)?inf(?:inity)?\d*", re.IGNORECASE)
+
+
+def as_number(text: str) -> float | None:
+    """Return the number that a log's text is, None where it is none.
+
+    NaN and infinity are read as C libraries write them: ``nan``, ``-nan(ind)``, ``1.#QNAN``, ``Infinity``, ``1.#INF``.
+    """
+    plain = text.strip()
+    if _NAN.fullmatch(plain):
+        return math.nan
+    if _INFINITE.fullmatch(plain):
+        return -math.inf if plain.startswith("-") else math.inf
+    try:
+        return None if "_" in plain else float(plain)
+    except ValueError:
+        return None
+
+
+def of_evaluation(name: str) -> bool:
+    """Whether a column's name says that it was measured on held-out data."""
+    return not EVALUATION.isdisjoint(re.split(r"[^a-z]+", name.lower()))
+
 
 @dataclass(frozen=True)
 class LossCurve:
@@ -54,6 +81,8 @@ class LossCurve:
         golden, tensorboard, csv, megatron or mindformers.
     notes : tuple of ReadProblem
         What was not read or doubtful: lines left out, steps logged twice.
+    unread : dict of str to int
+        How many values of a column stand in the file and are no numbers.
     """
 
     steps: npt.NDArray[np.int64]
@@ -62,6 +91,12 @@ class LossCurve:
     source: str = ""
     kind: str = ""
     notes: tuple[ReadProblem, ...] = ()
+    unread: dict[str, int] = field(default_factory=dict, repr=False)
+
+    @property
+    def broken(self) -> str:
+        """The first thing for which part of the file was left out; empty where all of it was read."""
+        return next((str(note) for note in self.notes if note.lost), "")
 
     def series(self, name: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
         """Return steps and values of a column, only where it has values.
@@ -80,7 +115,7 @@ class LossCurve:
 
     @property
     def loss(self) -> str | None:
-        """The column that is the language model's loss: by its name, else the only one there is."""
+        """The column that is the language model's loss: by its name, the training's first, else the only one."""
         return self._called(LOSS) or (next(iter(self.columns)) if len(self.columns) == 1 else None)
 
     @property
@@ -89,7 +124,7 @@ class LossCurve:
         return self._called(GRAD_NORM)
 
     def _called(self, names: tuple[str, ...]) -> str | None:
-        lower = {name.lower(): name for name in self.columns}
+        lower = {name.lower(): name for name in sorted(self.columns, key=of_evaluation)}
         exact = next((lower[name] for name in names if name in lower), None)
         ends = (
             real for want in names for low, real in lower.items() if low.endswith((f"/{want}", f" - {want}"))
@@ -105,6 +140,7 @@ class CurveBuilder:
         self._values: dict[str, dict[int, float]] = {}
         self._count = 0
         self._again: dict[str, list[int]] = {}
+        self._unread: dict[str, int] = {}
 
     def add(self, name: str, step: int, value: float) -> None:
         """Take one value.
@@ -124,6 +160,11 @@ class CurveBuilder:
             if self._count > MAX_STEPS:
                 raise bad("values", f"{MAX_STEPS:,}", "are read at most", source=self.source)
         column[step] = value
+
+    def unread(self, name: str, place: str, what: str) -> None:
+        """Note a value that stands in the file and is no number."""
+        self._unread[name] = self._unread.get(name, 0) + 1
+        self.problems.add(self.source, place, what)
 
     def __len__(self) -> int:
         return self._count
@@ -152,4 +193,6 @@ class CurveBuilder:
             here = np.zeros(steps.size, dtype=np.bool_)
             here[at] = True
             columns[name], present[name] = column, here
-        return LossCurve(steps, columns, present, self.source, self.kind, self.problems.listed())
+        return LossCurve(
+            steps, columns, present, self.source, self.kind, self.problems.listed(), self._unread
+        )

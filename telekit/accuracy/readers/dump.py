@@ -44,8 +44,8 @@ class _Context:
     part: str = ""
     is_recompute: bool = False
 
-    def note(self, place: str, what: str) -> None:
-        self.problems.add(self.file, place, what, lost=what.endswith("left out"))
+    def note(self, place: str, what: str, *, lost: bool = False) -> None:
+        self.problems.add(self.file, place, what, lost=lost or what.endswith("left out"))
 
 
 def dump_tensors(file: Path, problems: Problems) -> tuple[list[NamedTensor], DumpInfo]:
@@ -56,7 +56,7 @@ def dump_tensors(file: Path, problems: Problems) -> tuple[list[NamedTensor], Dum
     InputError
         The file cannot be parsed or is no dump; a malformed item is noted in ``problems`` and left out.
     """
-    content = read_json(file, problems)
+    content = read_json(file, problems, lost=True)
     data = content.get("data") if isinstance(content, dict) else None
     if not isinstance(data, dict):
         raise bad("data", "missing", "this is not an msprobe dump.json", source=str(file))
@@ -93,7 +93,17 @@ def _entry(entry: dict[str, Any], context: _Context) -> Iterator[NamedTensor]:
         inner = replace(context, part="parameters_grad")
         yield from _items(entry["parameters_grad"], f"{context.api}.parameters_grad", inner, 0)
     for key in entry.keys() - _SAID - {"parameters_grad"}:
-        context.note(f"{context.api}.{shown(key)}", "is not a field that is read")
+        context.note(
+            f"{context.api}.{shown(key)}", "is not a field that is read", lost=_holds_tensors(entry[key])
+        )
+
+
+def _holds_tensors(value: Any, depth: int = 0) -> bool:
+    """Whether a field that is not read holds what looks like a tensor or a scalar."""
+    if isinstance(value, dict) and ("type" in value or "shape" in value):
+        return True
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return depth < MAX_DEPTH and any(_holds_tensors(child, depth + 1) for child in inner)
 
 
 def _items(value: Any, name: str, context: _Context, depth: int) -> Iterator[NamedTensor]:
@@ -208,7 +218,7 @@ def _open(path: Path, tensor: NamedTensor, problems: Problems) -> NamedTensor:
         return npy_tensor(path, tensor.name, problems, hint)
     if path.suffix != ".pt":
         raise bad("data_name", path.name, "is neither a .pt nor a .npy file")
-    found = torch_tensors(path, problems)
+    found = [tensor for tensor in torch_tensors(path, problems) if tensor.has_data]
     if len(found) != 1:
         raise bad("data_name", path.name, f"holds {len(found)} tensors, not one")
     return found[0]

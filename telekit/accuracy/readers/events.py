@@ -62,7 +62,8 @@ def read_events(path: Path, builder: CurveBuilder) -> None:
         try:
             _event(record, builder)
         except (ValueError, IndexError, struct.error) as error:
-            builder.problems.add(path, f"byte {at}", f"the event is malformed and left out ({error})")
+            what = f"the event is malformed and left out ({error})"
+            builder.problems.add(path, f"byte {at}", what, lost=True)
 
 
 def _records(path: Path, builder: CurveBuilder) -> Iterator[tuple[int, bytes]]:
@@ -71,17 +72,16 @@ def _records(path: Path, builder: CurveBuilder) -> Iterator[tuple[int, bytes]]:
         while at < size:
             head = file.read(12)
             if len(head) < 12:
-                builder.problems.add(path, f"byte {at}", "the last record is cut short")
+                builder.problems.add(path, f"byte {at}", "the last record is cut short", lost=True)
                 return
             length, crc = struct.unpack("<QI", head)
             if crc != masked_crc32c(head[:8]):
-                builder.problems.add(
-                    path, f"byte {at}", "the CRC of a record's length is wrong: the rest is not read"
-                )
+                what = "the CRC of a record's length is wrong: the rest is not read"
+                builder.problems.add(path, f"byte {at}", what, lost=True)
                 return
             end = at + 12 + length + 4
             if end > size:
-                builder.problems.add(path, f"byte {at}", "the last record is cut short")
+                builder.problems.add(path, f"byte {at}", "the last record is cut short", lost=True)
                 return
             if length > MAX_SCALAR_RECORD_BYTES:
                 if length > MAX_RECORD_BYTES:
@@ -92,7 +92,8 @@ def _records(path: Path, builder: CurveBuilder) -> Iterator[tuple[int, bytes]]:
                 if struct.unpack("<I", file.read(4))[0] == masked_crc32c(data):
                     yield at, data
                 else:
-                    builder.problems.add(path, f"byte {at}", "the CRC of a record is wrong: it is skipped")
+                    what = "the CRC of a record is wrong: it is skipped"
+                    builder.problems.add(path, f"byte {at}", what, lost=True)
             at = end
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from telekit.accuracy.readers.archive import Archive
 from telekit.accuracy.readers.arrays import npy_tensor, npz_tensors
 from telekit.accuracy.readers.dump import dump_tensors
 from telekit.accuracy.readers.mapped import NPY_MAGIC
@@ -26,6 +27,7 @@ _OTHERS = {
     ".distcp": "torch's distributed checkpoint: convert it with torch.distributed.checkpoint.format_utils",
     ".ckpt": "a MindSpore checkpoint: save it as safetensors (mindspore.ckpt_to_safetensors)",
 }
+_TEXTS = frozenset((".json", ".jsonl", ".txt", ".md", ".yaml", ".yml", ".py", ".csv", ".log", ".html"))
 
 
 def tensors(path: str | Path) -> Tensors:
@@ -74,7 +76,7 @@ def sniff(path: Path) -> str:
     if head.startswith(NPY_MAGIC):
         return "npy"
     if head.startswith(b"PK"):
-        return "npz" if path.suffix == ".npz" or not _has_pickle(path) else "torch"
+        return "npz" if _suffix(path) == ".npz" or not _has_pickle(path) else "torch"
     if len(head) == 9 and head[8:] == b"{" and int.from_bytes(head[:8], "little") <= size - 8:
         return "safetensors"
     if head[:1] == b"\x80" and head[1:2] <= b"\x05":
@@ -87,14 +89,12 @@ def sniff(path: Path) -> str:
 
 
 def _has_pickle(path: Path) -> bool:
-    from telekit.accuracy.readers.archive import Archive
-
     return any(member.name.endswith("/data.pkl") for member in Archive(path, Problems()).members)
 
 
 def _file(path: Path, name: str, kind: str, problems: Problems) -> list[NamedTensor]:
     """Read a file of a known kind; ``name`` is the tensor's where the file itself has none."""
-    named = _SUFFIXES.get(path.suffix)
+    named = _SUFFIXES.get(_suffix(path))
     if named and named != kind:
         problems.add(path, "", f"is called {path.suffix} but is {kind}: read as what it is")
     match kind:
@@ -122,6 +122,9 @@ def _folder(root: Path, problems: Problems) -> tuple[list[NamedTensor], str, Seq
         found += more
         infos.append(info)
     if dumps:
+        beside = [path for path in files if _suffix(path) in _SUFFIXES or _suffix(path) in _OTHERS]
+        for path in beside:
+            problems.add(path, "", "stands beside a dump and is not read: compare it by itself", lost=True)
         return found, "dump", infos
     for path in files:
         found += _checkpoint_file(path, root, problems)
@@ -141,24 +144,57 @@ def _walk(folder: Path, problems: Problems, depth: int = 0) -> Iterator[Path]:
         return
     is_dump = any(entry.name == "dump.json" for entry in entries)
     wanted = {*_SUFFIXES, *_OTHERS}
+    reached = False
     for count, entry in enumerate(entries):
         if count >= MAX_FILES:
-            problems.add(
-                folder, entry.name, f"and what follows is left out: {MAX_FILES:,} files are read at most"
-            )
+            said = f"and what follows is left out: {MAX_FILES:,} files are read at most"
+            problems.add(folder, entry.name, said, lost=True)
             return
         path = Path(entry.path)
         if entry.is_dir(follow_symlinks=False):
             if depth < MAX_DEPTH and not is_dump:
                 yield from _walk(path, problems, depth + 1)
+            elif not is_dump and not reached:
+                reached = True
+                problems.add(
+                    path, "", f"is more than {MAX_DEPTH} folders deep and is not looked into", lost=True
+                )
         elif entry.is_dir():
-            problems.add(path, "", "is a link to a folder and is not followed")
+            problems.add(path, "", "is a link to a folder and is not followed", lost=not is_dump)
         elif (
             entry.name == "dump.json"
             or entry.name.endswith(".safetensors.index.json")
-            or (path.suffix in wanted and not is_dump)
+            or _suffix(path) in wanted
         ):
             yield path
+        elif (
+            not is_dump
+            and _suffix(path) not in _TEXTS
+            and entry.is_file(follow_symlinks=False)
+            and (kind := _kind(path))
+        ):
+            problems.add(
+                path, "", f"looks like {kind} but has no suffix of tensor files: not read", lost=True
+            )
+
+
+def _suffix(path: Path) -> str:
+    return path.suffix.lower()
+
+
+def _kind(path: Path) -> str:
+    """Return what a file of no known suffix looks like by its first bytes; nothing where it is no tensor file."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(9)
+        if head.startswith(b"PK"):
+            names = [m.name for m in Archive(path, Problems()).members]
+            return "an archive of arrays" if any(n.endswith((".npy", "/data.pkl")) for n in names) else ""
+        if head[:1] == b"\x80" and head[1:2] <= b"\x05":
+            return "a bare pickle"
+        return sniff(path)
+    except (InputError, OSError):
+        return ""
 
 
 def _natural(name: str) -> list[tuple[int, int, str]]:
@@ -168,9 +204,9 @@ def _natural(name: str) -> list[tuple[int, int, str]]:
 
 def _checkpoint_file(path: Path, root: Path, problems: Problems) -> list[NamedTensor]:
     """Read one file of a checkpoint folder; a file that cannot be read is noted."""
-    if path.suffix in _OTHERS:
-        problems.add(path, "", f"is not read: {_OTHERS[path.suffix]}")
-    if path.suffix not in _SUFFIXES:
+    if _suffix(path) in _OTHERS:
+        problems.add(path, "", f"is not read: {_OTHERS[_suffix(path)]}", lost=True)
+    if _suffix(path) not in _SUFFIXES:
         return []
     try:
         if path.is_symlink() and not _stays(path, root):
@@ -198,20 +234,21 @@ def _stays(path: Path, root: Path) -> bool:
 def _check_index(index: Path, found: list[NamedTensor], problems: Problems) -> None:
     """Note tensors and shards that the index names and that are not there."""
     try:
-        content = read_json(index, problems)
+        content = read_json(index, problems, lost=True)
         names = content.get("weight_map") if isinstance(content, dict) else None
         if not isinstance(names, dict):
             raise bad("weight_map", "missing", "is required")
         for shard in sorted({value for value in names.values() if isinstance(value, str)}):
             if not (index.parent / plain_name(shard, index.parent)).exists():
-                problems.add(index, shard, "is named by the index and is not there")
+                problems.add(index, shard, "is named by the index and is not there", lost=True)
     except InputError as error:
         problems.refused(index, error, lost=False)
         return
     present = {tensor.name for tensor in found}
     for name in names:
         if name not in present:
-            problems.add(index, name, "is named by the index and is in no file that could be read")
+            said = "is named by the index and is in no file that could be read"
+            problems.add(index, name, said, lost=True)
 
 
 def _unique(found: list[NamedTensor], problems: Problems) -> Iterator[NamedTensor]:

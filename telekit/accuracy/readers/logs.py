@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from telekit.accuracy.readers.curve import CurveBuilder, LossCurve
+from telekit.accuracy.readers.curve import CurveBuilder, LossCurve, as_number
 from telekit.accuracy.readers.problems import Problems, shown
 from telekit.errors import bad
 
@@ -37,7 +37,8 @@ def read_log(path: Path, problems: Problems) -> LossCurve:
     for number, line in _lines(path, problems):
         kind = _line(line, number, builder)
         if kind and builder.kind not in ("", kind):
-            problems.add(path, f"line {number}", f"is of {kind}, those before of {builder.kind}: left out")
+            what = f"is of {kind}, those before of {builder.kind}: left out"
+            problems.add(path, f"line {number}", what, lost=True)
         builder.kind = builder.kind or kind
     if not len(builder):
         raise bad("file", path.name, "has no line of Megatron-LM (iteration 5/ 100 | ... | lm loss: 1.0E+01 |) or of "
@@ -46,16 +47,18 @@ def read_log(path: Path, problems: Problems) -> LossCurve:
 
 
 def _lines(path: Path, problems: Problems) -> Iterator[tuple[int, str]]:
+    """Yield numbered lines; a carriage return ends one too, as a progress bar writes it."""
     number, inside = 0, False
-    with path.open("rb") as file:
-        while raw := file.readline(MAX_LINE):
-            ends = raw.endswith(b"\n")
+    with path.open(encoding="utf-8", errors="replace") as file:
+        while text := file.readline(MAX_LINE):
+            ends = text.endswith("\n")
             if not inside:
                 number += 1
-                if ends or len(raw) < MAX_LINE:
-                    yield number, raw.decode("utf-8", "replace")
+                if ends or len(text) < MAX_LINE:
+                    yield number, text
                 else:
-                    problems.add(path, f"line {number}", f"is over {MAX_LINE:,} bytes: left out")
+                    what = f"is over {MAX_LINE:,} characters: left out"
+                    problems.add(path, f"line {number}", what)
             inside = not ends
 
 
@@ -85,7 +88,7 @@ def _megatron_pairs(text: str) -> Iterator[tuple[str, str]]:
         name, colon, value = cell.strip().rpartition(":")
         if not colon:
             name, _, value = cell.strip().rpartition(" ")
-            if not _NUMBER.fullmatch(value.strip()):
+            if as_number(value) is None:
                 continue
         if name.strip():
             yield name.strip(), value.strip()
@@ -102,15 +105,15 @@ def _add(pairs: Iterator[tuple[str, str]], step: int, number: int, builder: Curv
         value = _value(text)
         if value is None:
             if text not in ("None", "[]"):
-                builder.problems.add(
-                    builder.source, f"line {number}", f"{shown(name)}: {shown(text, 40)} is not read"
-                )
+                builder.unread(name, f"line {number}", f"{shown(name)}: {shown(text, 40)} is not read")
         elif name.isprintable():
             builder.add(name, step, value)
 
 
 def _value(text: str) -> float | None:
     """Return the number of ``1.0E+01``, ``[10.5]``, ``[now/mean]``, ``1754ms``, ``170.5T`` or ``False``."""
+    if (number := as_number(text.strip("[] "))) is not None:
+        return number
     plain = text.strip("[] ()")
     if plain.lower() in _TRUTH:
         return _TRUTH[plain.lower()]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from telekit.accuracy.readers.curve import CurveBuilder, LossCurve
+from telekit.accuracy.readers.curve import CurveBuilder, LossCurve, as_number
 from telekit.accuracy.readers.events import is_events, read_events
 from telekit.accuracy.readers.logs import read_log
 from telekit.accuracy.readers.problems import Problems, read_json, regular_size, shown
@@ -81,13 +81,16 @@ def _golden(path: Path, problems: Problems) -> LossCurve:
             problems.add(path, metric, "has no values: left out")
             continue
         for step, value in _points(entry, f"{shown(metric)}", path, problems):
-            builder.add(metric, step, value)
+            number = _number(value)
+            if not _is_step(step) or number is None:
+                place = f"{shown(metric)}.{shown(step)}"
+                builder.unread(metric, place, f"{shown(value, 40)} at this step is not read")
+            else:
+                builder.add(metric, int(step), number)
     return builder.curve()
 
 
-def _points(
-    entry: dict[str, Any], metric: str, path: Path, problems: Problems
-) -> Iterator[tuple[int, float]]:
+def _points(entry: dict[str, Any], metric: str, path: Path, problems: Problems) -> Iterator[tuple[str, Any]]:
     values = entry["values"]
     if isinstance(values, list):
         start, interval = entry.get("start_step", 0), entry.get("step_interval", 1)
@@ -98,18 +101,17 @@ def _points(
     if not isinstance(values, dict):
         problems.add(path, metric, "values are neither an object nor a list: left out")
         return
-    for step, value in values.items():
-        number = _number(value)
-        if not (step.isascii() and step.isdecimal() and len(step) < 18) or number is None:
-            problems.add(path, f"{metric}.{shown(step)}", f"{shown(value, 40)} at this step is not read")
-        else:
-            yield int(step), number
+    yield from values.items()
+
+
+def _is_step(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 18
 
 
 def _number(value: Any) -> float | None:
-    """Return a value of the golden file: a number, or the text nan or inf."""
-    if isinstance(value, str) and value.lower() in ("nan", "inf", "-inf"):
-        return float(value)
+    """Return a value of the golden file: a number, or the text of one."""
+    if isinstance(value, str):
+        return as_number(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:

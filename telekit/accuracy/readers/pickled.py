@@ -19,11 +19,12 @@ class Name(str):
 
 @dataclass
 class Call:
-    """A call that the pickle asks for and that is not made; ``items`` are what it would then set."""
+    """A call that the pickle asks for and that is not made; ``items`` and ``state`` are what it would then set."""
 
     function: str
     args: tuple[Any, ...]
     items: dict[Any, Any] = field(default_factory=dict)
+    state: Any = None
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,11 @@ def _call(machine: _Machine, _: Any) -> None:
 
 
 def _build(machine: _Machine, _: Any) -> None:
-    machine.pop()  # the state that an object would take: hooks and metadata, no tensors of a state_dict
+    state = (
+        machine.pop()
+    )  # that an object would take: hooks and metadata of a state_dict, the bytes of an array
+    if machine.stack and isinstance(machine.stack[-1], Call):
+        machine.stack[-1].state = state
 
 
 def _set_items(machine: _Machine, items: list[Any]) -> None:

@@ -89,8 +89,10 @@ def shown(text: Any, limit: int = 200) -> str:
     return plain if len(plain) <= limit else f"{plain[: limit - 1]}…"
 
 
-def read_json(path: Path, problems: Problems) -> Any:
+def read_json(path: Path, problems: Problems, *, lost: bool = False) -> Any:
     """Parse a JSON file; ``NaN`` and ``Infinity`` are read, of a repeated key the first value is kept and it is noted.
+
+    ``lost`` says whether tensors are lost with a value that is left out.
 
     Raises
     ------
@@ -101,17 +103,17 @@ def read_json(path: Path, problems: Problems) -> Any:
     if size > MAX_JSON_BYTES:
         raise bad("file", f"{size:,} bytes", f"is too large: at most {MAX_JSON_BYTES:,} bytes of JSON are read",
                   source=str(path))  # fmt: skip
-    return parse_json(path.read_bytes(), path, problems)
+    return parse_json(path.read_bytes(), path, problems, lost=lost)
 
 
-def parse_json(content: bytes, path: Path, problems: Problems) -> Any:
+def parse_json(content: bytes, path: Path, problems: Problems, *, lost: bool = False) -> Any:
     """Parse JSON already read from ``path``, as :func:`read_json` does."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for key, value in pairs:
             if key in found:
-                problems.add(path, f"key {shown(key)}", "stands twice: the first is kept")
+                problems.add(path, f"key {shown(key)}", "stands twice: the first is kept", lost=lost)
             else:
                 found[key] = value
         return found

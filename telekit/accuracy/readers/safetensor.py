@@ -62,7 +62,7 @@ def _header(path: Path, problems: Problems) -> tuple[dict[str, Any], int, int]:
             raise bad("header", f"{length:,} bytes", f"is over {limit}: truncated, or not safetensors",
                       source=str(path))  # fmt: skip
         text = file.read(length)
-    entries = parse_json(text, path, problems)
+    entries = parse_json(text, path, problems, lost=True)
     if not isinstance(entries, dict):
         raise bad("header", shown(entries, 60), "is not a JSON object", source=str(path))
     return entries, 8 + length, size

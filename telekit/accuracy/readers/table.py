@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-from telekit.accuracy.readers.curve import CurveBuilder, LossCurve
+from telekit.accuracy.readers.curve import CurveBuilder, LossCurve, as_number
 from telekit.accuracy.readers.problems import Problems, shown
 from telekit.errors import bad
 
@@ -33,21 +33,11 @@ def is_table(head: bytes) -> bool:
     if not line or len(line[0]) >= 4000:
         return False
     cells = [cell.strip().strip('"').lower() for cell in line[0].split(_separator(line[0]))]
-    return any(cell in _STEPS for cell in cells) or (
-        len(cells) == 2 and all(_is_number(cell) for cell in cells)
-    )
+    return any(cell in _STEPS for cell in cells) or (len(cells) == 2 and None not in map(as_number, cells))
 
 
 def _separator(line: str) -> str:
     return max(_SEPARATORS, key=line.count)
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
 
 
 def read_table(path: Path, problems: Problems) -> LossCurve:
@@ -64,7 +54,7 @@ def read_table(path: Path, problems: Problems) -> LossCurve:
         separator = _separator(first)
         header = [shown(cell.strip()) for cell in next(csv.reader([first], delimiter=separator), [])]
         builder = CurveBuilder(path, "csv", problems)
-        if all(_is_number(cell) for cell in header):
+        if None not in map(as_number, header):
             problems.add(path, "line 1", "has no header: read as step and loss")
             header = ["step", "loss"]
             _row([cell.strip() for cell in first.split(separator)], 1, header, 0, builder)
@@ -78,7 +68,7 @@ def read_table(path: Path, problems: Problems) -> LossCurve:
             for row in rows:
                 _row([cell.strip() for cell in row], rows.line_num + 1, header, at, builder)
         except csv.Error as error:  # a quote that never closes
-            problems.add(path, f"line {rows.line_num + 1}", f"{error}: the rest is not read")
+            problems.add(path, f"line {rows.line_num + 1}", f"{error}: the rest is not read", lost=True)
     return builder.curve()
 
 
@@ -88,7 +78,8 @@ def _lines(text: TextIO, path: Path, problems: Problems) -> Iterator[str]:
     while line := text.readline(MAX_LINE):
         number += 1
         if len(line) >= MAX_LINE:
-            problems.add(path, f"line {number}", f"is over {MAX_LINE:,} characters: the rest is not read")
+            what = f"is over {MAX_LINE:,} characters: the rest is not read"
+            problems.add(path, f"line {number}", what, lost=True)
             return
         yield line.replace("\0", "")
 
@@ -105,27 +96,25 @@ def _row(row: list[str], number: int, header: list[str], at: int, builder: Curve
         return
     place = f"line {number}"
     if len(row) != len(header):
-        builder.problems.add(
-            builder.source, place, f"has {len(row)} cells, the header {len(header)}: read as far as it goes"
-        )
+        what = f"has {len(row)} cells, the header {len(header)}: read as far as it goes"
+        builder.problems.add(builder.source, place, what, lost=True)
     step = _step(row[at]) if len(row) > at else None
     if step is None:
-        builder.problems.add(builder.source, place, "has no step that is a count: left out")
+        builder.problems.add(builder.source, place, "has no step that is a count: left out", lost=True)
         return
     for index, (name, cell) in enumerate(zip(header, row, strict=False)):
         if index == at or not name or not cell or name.lower() == "wall time":
             continue
-        if _is_number(cell):
-            builder.add(name, step, float(cell))
+        value = as_number(cell)
+        if value is not None:
+            builder.add(name, step, value)
         else:
-            builder.problems.add(
-                builder.source, f"{place}, column {name}", f"{shown(cell, 40)} is not a number"
-            )
+            builder.unread(name, f"{place}, column {name}", f"{shown(cell, 40)} is not a number")
 
 
 def _step(cell: str) -> int | None:
     """Return a step written as 12 or 12.0."""
-    if not _is_number(cell):
+    value = as_number(cell)
+    if value is None or not 0 <= value < 2**53:
         return None
-    value = float(cell)
-    return int(value) if 0 <= value < 2**53 and value == int(value) else None
+    return int(value) if value == int(value) else None

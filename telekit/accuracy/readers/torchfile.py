@@ -29,6 +29,11 @@ MAX_NODES = 5_000_000
 """Containers and values walked: a pickle of a few bytes can hold one list a billion times."""
 MAX_REPEATED_BYTES = 2**32
 """Of an expanded tensor (stride 0), whose elements are more than its storage's."""
+MAX_SCALARS = 16
+"""Numbers of a list that are compared one by one; a longer list is one array."""
+MAX_INSIDE = 100_000
+_SCALARS = (bool, int, float, str)
+_SUBCLASS = "torch._tensor._rebuild_from_type_v2"
 _REBUILD = ("torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3")
 _PARAMETERS = ("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state")
 
@@ -36,7 +41,8 @@ _PARAMETERS = ("torch._utils._rebuild_parameter", "torch._utils._rebuild_paramet
 def torch_tensors(path: Path, problems: Problems) -> list[NamedTensor]:
     """Return the tensors of a torch file, nested dictionaries and lists joined by dots, in the order saved.
 
-    Objects of other classes (an ``argparse.Namespace``, an optimizer's own) are left unread and noted by name.
+    Numbers and text are scalars, long lists of numbers are arrays. Objects of other classes (an
+    ``argparse.Namespace``, a sparse tensor) are left unread and noted by name; those that hold elements as lost.
 
     Raises
     ------
@@ -53,34 +59,97 @@ def torch_tensors(path: Path, problems: Problems) -> list[NamedTensor]:
         raise bad("byteorder", "not little", "the file is from a big-endian machine", source=str(path))
     tree = read_pickle(archive.read(pickles[0], MAX_PICKLE_BYTES), str(path))
     found = []
-    for name, call in _leaves(tree, path, problems):
+    at = where((*path.parts[:-1], path.stem))
+    for name, leaf in _leaves(tree, path, problems):
         place = f"{path}: {shown(name)}"
         try:
-            found.append(_tensor(archive, members, prefix, name or path.stem, call, place))
+            if isinstance(leaf, Call):
+                found.append(_tensor(archive, members, prefix, name or path.stem, leaf, place))
+            else:
+                found.append(_plain(leaf, name or path.stem, place, at))
         except InputError as error:
             problems.refused(place, error)
     return found
 
 
-def _leaves(tree: Any, path: Path, problems: Problems) -> Iterator[tuple[str, Call]]:
-    """Walk containers down to tensors, in order; anything else that is an object is noted."""
+def _leaves(tree: Any, path: Path, problems: Problems) -> Iterator[tuple[str, Any]]:
+    """Walk containers down to tensors, numbers and text, in order; anything else that is an object is noted."""
     left: list[tuple[str, int, Any]] = [("", 0, tree)]
     for _ in range(MAX_NODES):
         if not left:
             return
         name, depth, value = left.pop()
-        if isinstance(value, Call) and value.function in _REBUILD:
+        if isinstance(value, Call):
+            value = _unwrapped(value)
+        if (
+            (isinstance(value, Call) and value.function in _REBUILD)
+            or (isinstance(value, _SCALARS) and not isinstance(value, Name))
+            or _numbers(value)
+        ):
             yield name, value
         elif depth > MAX_DEPTH:
             problems.add(path, name, f"is nested more than {MAX_DEPTH} deep: left out", lost=True)
         elif isinstance(value, Name) or (isinstance(value, Call) and not _holds(value)):
             called = value if isinstance(value, Name) else value.function
-            problems.add(path, name, f"is an object of {shown(called)}: not read, nothing of it was run")
+            said = f"is an object of {shown(called)}: not read, nothing of it was run"
+            problems.add(path, name, said, lost=isinstance(value, Call) and _has_elements(value))
         else:
             inner = [(f"{name}.{key}" if name and key != "" else f"{name}{key}", depth + 1, child)
                      for key, child in _children(value)]  # fmt: skip
             left += reversed(inner)
     raise bad("pickle", f"{MAX_NODES:,} values", "are walked at most", source=str(path))
+
+
+def _unwrapped(value: Any) -> Any:
+    """Return the tensor inside a tensor of a subclass, which is rebuilt by its base class's call."""
+    while (
+        isinstance(value, Call)
+        and value.function == _SUBCLASS
+        and len(value.args) >= 3
+        and isinstance(value.args[0], Name)
+        and isinstance(value.args[2], tuple)
+        and value.args[0] != _SUBCLASS
+    ):
+        value = Call(str(value.args[0]), value.args[2])
+    return value
+
+
+def _numbers(value: Any) -> bool:
+    """Whether a list is long and holds nothing but numbers: an array, not so many scalars."""
+    if not isinstance(value, (list, tuple)) or len(value) <= MAX_SCALARS:
+        return False
+    return all((isinstance(v, (bool, int, float)) and abs(v) < 2**63) or v != v for v in value)
+
+
+def _has_elements(call: Call) -> bool:
+    """Whether an object holds a storage, or the bytes of a NumPy array: elements that are not compared."""
+    if call.function.startswith("numpy."):
+        return True
+    left: list[Any] = [call]
+    for _ in range(MAX_INSIDE):
+        if not left:
+            return False
+        value = left.pop()
+        if isinstance(value, Stored):
+            return True
+        if isinstance(value, Call):
+            left += [*value.args, *value.items.values(), value.state]
+        else:
+            left += [child for _, child in _children(value)]
+    return True  # too much to look through: it may
+
+
+def _plain(value: Any, name: str, place: str, at: tuple[int | None, int | None, str]) -> NamedTensor:
+    """Make a scalar of a number or text, an array of a list of numbers."""
+    step, rank, shard = at
+    if isinstance(value, _SCALARS):
+        kind = type(value).__name__
+        plain = value if not isinstance(value, int) or abs(value) < 2**64 else shown(value)
+        return NamedTensor(name, (), kind, place, kind="scalar", written_dtype=kind, value=plain, step=step,
+                           rank=rank, shard=shard)  # fmt: skip
+    array = np.asarray(value)
+    return NamedTensor(name, array.shape, array.dtype.name, place, written_dtype=array.dtype.name, step=step,
+                       rank=rank, shard=shard, nbytes=array.nbytes, loader=lambda: array)  # fmt: skip
 
 
 def _holds(call: Call) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from telekit.accuracy.measures.metrics import Metrics
+from telekit.accuracy.standards import beside
 from telekit.accuracy.standards.profiles import STANDARDS, Case, Standard
-from telekit.accuracy.standards.verdict import Verdict, conclude
+from telekit.accuracy.standards.verdict import Part, Verdict, conclude
 from telekit.errors import InputError, Problem
 
 ALIASES = {"msprobe": "msprobe-documented", "double-benchmark": "double-benchmark-l0"}
@@ -84,8 +85,8 @@ def judge(
     golden : array_like
         What it should be; for the double benchmarks a high-precision result.
     standard : str
-        See `standards`. ``msprobe`` judges a pair alone here; `telekit.accuracy.standards.msprobe.judge_rows` knows the
-        inputs of an operator too.
+        See `standards`. ``msprobe`` takes the inputs of the pair for equal here;
+        `telekit.accuracy.standards.msprobe.judge_rows` is told of them.
     device : array_like, optional
         The same output of a device that is trusted: what double benchmarks compare the target's errors with.
     dtype : str
@@ -97,7 +98,8 @@ def judge(
     Returns
     -------
     Verdict
-        ``error`` when the shapes differ; ``skip`` when both sides are empty.
+        ``error`` when the shapes differ, and where +Inf stands against -Inf whatever the standard; ``skip`` when
+        both sides are empty.
 
     Raises
     ------
@@ -107,9 +109,16 @@ def judge(
     chosen = _standard(standard)
     _needed(chosen, target, golden, device)
     case = Case.of(target, golden, device, dtype, layer, layers)
-    parts = case.guards() or chosen.parts(case)
+    parts = case.guards() or [*chosen.parts(case), *_opposite(chosen, case)]
     messages = case.metrics.messages if chosen.needs == "metrics" else ()
     return conclude(parts, chosen.name, chosen.source, messages)
+
+
+def _opposite(chosen: Standard, case: Case) -> list[Part]:
+    """Look at the sign of infinities; standards with a third device say themselves what they make of Inf."""
+    if chosen.needs == "metrics":
+        return beside.infinities(case.metrics)
+    return beside.infinities_of(*case.arrays[:2]) if chosen.needs == "arrays" else []
 
 
 _standard = standard  # `judge` has an argument of that name

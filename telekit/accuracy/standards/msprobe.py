@@ -134,7 +134,8 @@ def _own(row: Row) -> list[Part]:
             parts.append(check("checksum", mine or other, False, "has a partner", level=WARNING, note=note))
     for name, pair in (("requires_grad", row.requires_grad), ("scalar", row.scalars)):
         if pair is not None:
-            parts.append(check(name, pair[0], pair[0] == pair[1], f"= {pair[1]}"))
+            both_nan = pair[0] != pair[0] and pair[1] != pair[1]
+            parts.append(check(name, pair[0], both_nan or pair[0] == pair[1], f"= {pair[1]}"))
     return parts
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from telekit.accuracy.measures.metrics import EMPTY, POSITIONS_DIFFER, SHAPES_DIFFER, Metrics, compare_arrays
 from telekit.accuracy.measures.pairs import Array, blocks, checked, dtype_name
-from telekit.accuracy.standards import msprobe
+from telekit.accuracy.standards import beside, msprobe
 from telekit.accuracy.standards.depth import GROWTH, depth_bound, in_epsilons
 from telekit.accuracy.standards.operator_rules import (
     absolute,
@@ -91,8 +91,15 @@ def _arrays(rule: Callable[..., list[Part]], **options: Any) -> Callable[[Case],
 
 def _row(name: str) -> Callable[[Case], list[Part]]:
     def parts(case: Case) -> list[Part]:
-        (verdict,) = msprobe.judge_rows([msprobe.Row(msprobe.OUTPUT, case.metrics)], name)
-        return list(verdict.parts)
+        m = (
+            case.metrics
+        )  # without the operator's inputs they count as equal: else no rule would look at the values
+        return [
+            *msprobe.judge_output(m, name).parts,
+            *beside.zero(m),
+            *beside.single_number(m),
+            *beside.direction(m),
+        ]
 
     return parts
 

@@ -26,6 +26,9 @@ class Part:
         ``pass``, ``warning``, ``error``, or ``skip`` where the rule does not apply.
     note : str
         Anything a reader should know: why it was skipped, where the worst element is.
+    own : bool
+        Whether the rule is telekit's, beside those of the standard: it counts in the verdict, and not in the column
+        ``Result`` of msprobe's table.
     """
 
     name: str
@@ -33,6 +36,7 @@ class Part:
     rule: str
     result: str
     note: str = ""
+    own: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,11 @@ class Verdict:
     standard: str
     source: str
     messages: tuple[str, ...] = ()
+
+    @property
+    def by_standard(self) -> str:
+        """The worst of the standard's own parts: what it says where telekit adds nothing."""
+        return worst(p.result for p in self.parts if not p.own)
 
     @property
     def passed(self) -> bool:
@@ -66,9 +75,11 @@ def worst(results: Iterable[str]) -> str:
     return max(results, key=_RANK.__getitem__, default=SKIP)
 
 
-def check(name: str, value: Any, passes: bool, rule: str, *, level: str = ERROR, note: str = "") -> Part:
-    """Make a part that passes, or fails with ``level``."""
-    return Part(name, value, rule, PASS if passes else level, note)
+def check(
+    name: str, value: Any, passes: bool, rule: str, *, level: str = ERROR, note: str = "", own: bool = False
+) -> Part:
+    """Make a part that passes, or fails with ``level``; ``own`` as in `Part`."""
+    return Part(name, value, rule, PASS if passes else level, note, own)
 
 
 def skipped(name: str, rule: str, note: str) -> Part:

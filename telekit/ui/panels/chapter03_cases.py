@@ -8,7 +8,8 @@ from typing import Any
 
 from telekit.accuracy.causes import finding
 from telekit.accuracy.compared import FORWARD, OPTIMIZER
-from telekit.accuracy.curves.phases import PHASES, PhaseReport, RunFiles, check_phases
+from telekit.accuracy.curves.phase_items import PHASES
+from telekit.accuracy.curves.phases import PhaseReport, RunFiles, check_phases
 from telekit.accuracy.graph.graph_errors import GraphError
 from telekit.accuracy.locating.phase_hint import phase_hint
 from telekit.accuracy.miniature.faults import FAULTS

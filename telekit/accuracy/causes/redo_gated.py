@@ -1,0 +1,208 @@
+"""Formulas of gated activations (SwiGLU and its kin), forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+
+from telekit.accuracy.causes import finding as kinds
+from telekit.accuracy.causes.case import Case, Known
+from telekit.accuracy.causes.redo_formula import Formula, Variant, counts
+from telekit.accuracy.compared import BACKWARD, FORWARD
+from telekit.accuracy.measures.pairs import Floats
+
+
+def sigmoid(x: Floats) -> Floats:
+    """Return 1 / (1 + exp(-x))."""
+    return np.asarray(1 / (1 + np.exp(-x)))
+
+
+def _silu(x: Floats) -> Floats:
+    return np.asarray(x * sigmoid(x))
+
+
+def _gelu(x: Floats) -> Floats:
+    return np.asarray(0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))))
+
+
+def _relu(x: Floats) -> Floats:
+    return np.asarray(np.maximum(x, 0))
+
+
+def _silu_slope(x: Floats) -> Floats:
+    s = sigmoid(x)
+    return np.asarray(s * (1 + x * (1 - s)))
+
+
+def _gelu_slope(x: Floats) -> Floats:
+    c = np.sqrt(2 / np.pi)
+    tanh = np.tanh(c * (x + 0.044715 * x**3))
+    return np.asarray(0.5 * (1 + tanh) + 0.5 * x * (1 - tanh**2) * c * (1 + 3 * 0.044715 * x * x))
+
+
+def _relu_slope(x: Floats) -> Floats:
+    return np.asarray((x > 0) * 1.0)
+
+
+ACTIVATIONS = {"silu": _silu, "gelu": _gelu, "relu": _relu, "sigmoid": sigmoid}
+_SLOPES = {"silu": _silu_slope, "gelu": _gelu_slope, "relu": _relu_slope}
+
+
+def gated(case: Case) -> Iterator[Formula]:
+    """``act(gate) * up`` of ``[gate; up]``, and the gradient of what it is made from."""
+    g = case.golden
+    assert g is not None
+    if not g.ndim:
+        return
+    for x in case.inputs:
+        if x.golden is None or not x.golden.ndim or x.golden.shape[-1] % 2:
+            continue
+        half = (*x.golden.shape[:-1], x.golden.shape[-1] // 2)
+        if case.phase == FORWARD and g.shape == half:
+            for name in ("silu", "gelu", "relu"):
+                yield Formula(
+                    f"{name}(gate) * up",
+                    (x,),
+                    partial(_gate, ACTIVATIONS[name]),
+                    partial(_gate_variants, name, x, case),
+                )
+        elif case.phase == BACKWARD and g.shape == x.golden.shape:
+            for up in case.inputs:
+                if up.golden is not None and up.golden.shape == half:
+                    for name in _SLOPES:
+                        yield Formula(
+                            f"the gradient of {name}(gate) * up", (up, x), partial(_gate_back, name, name),
+                            partial(_gate_back_variants, name),
+                        )  # fmt: skip
+
+
+def _gate(act: Callable[[Floats], Floats], x: Floats) -> Floats:
+    a, b = np.split(x, 2, axis=-1)
+    return np.asarray(act(a) * b)
+
+
+def _gate_variants(name: str, known: Known, case: Case) -> Iterator[Variant]:
+    act = ACTIVATIONS[name]
+    for other, function in ACTIVATIONS.items():
+        if other != name:
+            yield kinds.ACTIVATION, f"{other} in place of {name}", partial(_gate, function)
+    yield kinds.ACTIVATION, "silu with a slope of 1.702", partial(_gate, lambda a: a * sigmoid(1.702 * a))
+    yield kinds.ACTIVATION, "the activation left out of the gate", lambda x: np.multiply(*_halves(x))
+    yield kinds.ACTIVATION, "the gate left out", lambda x: _halves(x)[1]
+    yield kinds.ACTIVATION, "up left out", lambda x: act(_halves(x)[0])
+    yield (
+        kinds.PERMUTATION,
+        "gate and up are taken the wrong way round",
+        lambda x: _gate(act, np.concatenate(_halves(x)[::-1], axis=-1)),
+    )
+    yield kinds.PERMUTATION, "gate and up read interleaved", lambda x: act(x[..., 0::2]) * x[..., 1::2]
+    for n, of in counts(case):
+        if known.golden is not None and known.golden.shape[-1] % (2 * n) == 0:
+            said = f"gate and up split inside each of {n} shards {of}: re-sharded without interleaving"
+            yield (
+                kinds.PERMUTATION,
+                said,
+                lambda x, n=n: np.concatenate([_gate(act, p) for p in np.split(x, n, axis=-1)], axis=-1),
+            )
+    yield kinds.ACTIVATION, "tanh in its place", partial(_gate, np.tanh)
+    yield (
+        kinds.ACTIVATION,
+        "an activation of up as well",
+        lambda x: _gate(act, x) / _halves(x)[1] * act(_halves(x)[1]),
+    )
+    yield kinds.ACTIVATION, "the activation of the product", lambda x: act(np.multiply(*_halves(x)))
+    yield kinds.ACTIVATION, "one added to up", lambda x: act(_halves(x)[0]) * (1 + _halves(x)[1])
+    yield kinds.ACTIVATION, "gate and up added, not multiplied", lambda x: act(_halves(x)[0]) + _halves(x)[1]
+    for limit in (1.0, 2.0, 5.0, 7.0, 10.0):
+        yield (
+            kinds.ACTIVATION,
+            f"gate and up clamped to {limit:g}",
+            lambda x, c=limit: _gate(act, np.clip(x, -c, c)),
+        )
+
+
+def _halves(x: Floats) -> tuple[Floats, Floats]:
+    a, b = np.split(x, 2, axis=-1)
+    return a, b
+
+
+def _gate_back(slope: str, act: str, up: Floats, x: Floats) -> Floats:
+    a, b = _halves(x)
+    return np.concatenate([up * b * _SLOPES[slope](a), up * ACTIVATIONS[act](a)], axis=-1)
+
+
+_Part = Callable[[Floats, Floats, Floats], Floats]
+"""Gradient of gate, or of up, from the output's gradient, gate and up."""
+
+
+def _joined(of_gate: _Part, of_up: _Part, up: Floats, x: Floats) -> Floats:
+    a, b = _halves(x)
+    return np.concatenate([of_gate(up, a, b), of_up(up, a, b)], axis=-1)
+
+
+def _gate_back_variants(name: str) -> Iterator[Variant]:
+    act, slope = ACTIVATIONS[name], _SLOPES[name]
+    term, wrong = kinds.MISSING_TERM, kinds.ACTIVATION
+
+    def gate(u: Floats, a: Floats, b: Floats) -> Floats:
+        return u * b * slope(a)
+
+    def up(u: Floats, a: Floats, b: Floats) -> Floats:
+        return u * act(a)
+
+    for kind, text, of_gate in (*(_SILU_GATES if name == "silu" else ()), *_gates(name)):
+        yield kind, text, partial(_joined, of_gate, up)
+    for kind, text, of_up in (
+        (wrong, "the sigmoid alone in up's gradient", lambda u, a, b: u * sigmoid(a)),
+        (wrong, "up's gradient not times the activation", lambda u, a, b: u),
+        (wrong, "up's gradient times gate, not its activation", lambda u, a, b: u * a),
+        (wrong, "up's gradient times up", lambda u, a, b: u * b),
+        (term, "up's gradient left out", lambda u, a, b: 0 * u),
+    ):
+        yield kind, text, partial(_joined, gate, of_up)
+    for other in _SLOPES:
+        if other != name:
+            yield wrong, f"{other}'s derivative in place of {name}'s", partial(_gate_back, other, name)
+            yield wrong, f"the gradient of {other}", partial(_gate_back, other, other)
+    right = partial(_gate_back, name, name)
+    for text, made in (
+        (
+            "the gradients of gate and up the wrong way round",
+            lambda u, x: np.roll(right(u, x), u.shape[-1], axis=-1),
+        ),
+        (
+            "gate and up are taken the wrong way round",
+            lambda u, x: right(u, np.roll(x, u.shape[-1], axis=-1)),
+        ),
+        (
+            "the gradients of gate and up interleaved",
+            lambda u, x: np.stack(_halves(right(u, x)), -1).reshape(x.shape),
+        ),
+    ):
+        yield kinds.PERMUTATION, text, made
+
+
+def _gates(name: str) -> tuple[tuple[str, str, _Part], ...]:
+    act, slope = ACTIVATIONS[name], _SLOPES[name]
+    wrong = kinds.ACTIVATION
+    return (
+        (wrong, "a derivative of one", lambda u, a, b: u * b),
+        (wrong, "the activation in place of its derivative", lambda u, a, b: u * b * act(a)),
+        (wrong, "gate's gradient not times up", lambda u, a, b: u * slope(a)),
+        (wrong, "the derivative taken at up", lambda u, a, b: u * b * slope(b)),
+        (kinds.MISSING_TERM, "gate's gradient left out", lambda u, a, b: 0 * u),
+    )
+
+
+_SILU_GATES: tuple[tuple[str, str, _Part], ...] = (
+    (kinds.MISSING_TERM, "the derivative's second term, gate * s * (1 - s), left out",
+     lambda u, a, b: u * b * sigmoid(a)),
+    (kinds.MISSING_TERM, "the derivative's first term, s, left out",
+     lambda u, a, b: u * b * a * sigmoid(a) * (1 - sigmoid(a))),
+    (kinds.ACTIVATION, "the sigmoid's derivative in place of silu's",
+     lambda u, a, b: u * b * sigmoid(a) * (1 - sigmoid(a))),
+    (kinds.ACTIVATION, "a derivative of s * (1 + gate * s)", lambda u, a, b: u * b * sigmoid(a) * (1 + a * sigmoid(a))),
+    (kinds.ACTIVATION, "a derivative of s * (1 + gate)", lambda u, a, b: u * b * sigmoid(a) * (1 + a)),
+)  # fmt: skip

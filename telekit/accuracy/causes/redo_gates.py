@@ -1,0 +1,259 @@
+"""Formulas of a router's gradients, through the softmax, the choice, and the normalisation of what was chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
+
+import numpy as np
+
+from telekit.accuracy.causes import finding as kinds
+from telekit.accuracy.causes.case import Case, Known
+from telekit.accuracy.causes.redo_formula import Formula, Variant, rounded
+from telekit.accuracy.compared import BACKWARD, FORWARD
+from telekit.accuracy.measures.pairs import Array, Floats
+
+_WORDS = ("router", "gate", "gating")
+_Rule = Callable[[Floats, Array], Floats]
+"""Weights of the chosen experts from the logits."""
+_Chosen = Callable[[Floats, Array, Floats], Floats]
+"""Gradient of the chosen probabilities from all of them, the choices, and the gradient of the weights."""
+_Back = Callable[[Floats, Floats], Floats]
+"""Gradient of the logits from the probabilities and their gradient."""
+
+
+def router_gradients(case: Case) -> Iterator[Formula]:
+    """Gradients of a router's input and weight; what a balancing loss adds is read from golden and kept."""
+    g = case.golden
+    assert g is not None
+    if case.phase != BACKWARD or not any(w in case.words for w in _WORDS):
+        return
+    for w, x in product(case.parameters, case.inputs):
+        a, b = x.golden, w.golden
+        if a is None or b is None or b.ndim != 2 or a.ndim < 2 or a.shape[-1] != b.shape[1]:
+            continue
+        if g.shape not in (b.shape, a.shape):
+            continue
+        small = [k for k in case.inputs if k.golden is not None and k.golden.shape[:-1] == a.shape[:-1]]
+        small = [k for k in small if k.golden is not None and k.golden.shape[-1] < len(b)]
+        chosen = next((k.golden for k in small if _numbers(k, len(b))), None)
+        for up in small if chosen is not None else ():
+            if (
+                up.golden is not None
+                and chosen is not None
+                and up.golden.shape == chosen.shape
+                and up.golden is not chosen
+            ):
+                at = chosen.reshape(-1, chosen.shape[-1]).astype(int)
+                for normalised in (True, False):
+                    yield _formula(normalised, up, x, w, at, g)
+
+
+def routing(case: Case) -> Iterator[Formula]:
+    """Weights of the chosen experts from the router's input and weight; who they are is taken from the same output."""
+    g = case.golden
+    assert g is not None
+    if case.phase != FORWARD or g.ndim < 2 or not any(w in case.words for w in _WORDS):
+        return
+    for x, w in product(case.inputs, case.parameters):
+        if (
+            x.golden is None
+            or w.golden is None
+            or w.golden.ndim != 2
+            or x.golden.shape[-1:] != w.golden.shape[1:]
+        ):
+            continue
+        for at in case.near:
+            if at.golden is None or at.golden.shape != g.shape or x.golden.shape[:-1] != g.shape[:-1]:
+                continue
+            if _numbers(at, len(w.golden)):
+                for name, rule in _RULES.items():
+                    variants = partial(_rule_variants, name)
+                    yield Formula(
+                        f"routing weights ({name})", (x, w, at), partial(_weights, rule), variants, (1,), True
+                    )
+
+
+def _weights(rule: _Rule, x: Floats, w: Floats, at: Floats) -> Floats:
+    return np.asarray(rule((x.reshape(-1, x.shape[-1]) @ w.T).reshape(*x.shape[:-1], -1), at.astype(int)))
+
+
+def _taken(values: Floats, at: Array) -> Floats:
+    return np.take_along_axis(values, np.clip(at, 0, values.shape[-1] - 1), axis=-1)
+
+
+def _share(values: Floats) -> Floats:
+    return np.asarray(values / np.maximum(values.sum(axis=-1, keepdims=True), 1e-30))
+
+
+_RULES: dict[str, _Rule] = {
+    "softmax, normalised": lambda z, at: _share(_taken(softmax(z), at)),
+    "softmax, not normalised": lambda z, at: _taken(softmax(z), at),
+    "sigmoid, normalised": lambda z, at: _share(_taken(1 / (1 + np.exp(-z)), at)),
+    "sigmoid, not normalised": lambda z, at: _taken(1 / (1 + np.exp(-z)), at),
+}
+
+
+def _rule_variants(name: str) -> Iterator[Variant]:
+    right = _RULES[name]
+    for other, rule in _RULES.items():
+        if other != name:
+            kind = kinds.NORMALISATION if other.split(",")[0] == name.split(",")[0] else kinds.ROUTER
+            yield kind, f"{other} in place of {name}", partial(_weights, rule)
+    for rounding in ("bfloat16", "float16"):
+        for where in ("logits", "probabilities", "weights"):
+            rule = partial(_coarse, right, rounding, where)
+            yield kinds.WRONG_DTYPE, f"{where} rounded to {rounding}", partial(_weights, rule)
+    reverse = "weights in the reverse order of their experts"
+    for text, rule in (
+        ("equal weights", lambda z, at: np.full(at.shape, 1 / at.shape[-1])),
+        ("weights of one", lambda z, at: np.ones(at.shape)),
+        (reverse, lambda z, at: right(z, at)[..., ::-1]),
+        ("logits themselves as weights", _taken),
+    ):
+        yield kinds.ROUTER, text, partial(_weights, rule)
+    for factor in (0.25, 0.5, 2.0, 4.0, 10.0):
+        yield (
+            kinds.SOFTMAX_SCALE,
+            f"logits times {factor:g}",
+            partial(_weights, partial(_heated, right, factor)),
+        )
+    said = "logits over the root of the width"
+    yield kinds.SOFTMAX_SCALE, said, lambda x, w, at: _weights(right, x / x.shape[-1] ** 0.5, w, at)
+
+
+def _heated(rule: _Rule, factor: float, logits: Floats, at: Array) -> Floats:
+    return rule(factor * logits, at)
+
+
+def _coarse(rule: _Rule, rounding: str, where: str, logits: Floats, at: Array) -> Floats:
+    """Weights with something on the way rounded to a format; probabilities are those of a softmax, normalised."""
+    if where == "probabilities":
+        return _share(_taken(rounded(softmax(logits), rounding), at))
+    if where == "logits":
+        return rule(rounded(logits, rounding), at)
+    return rounded(rule(logits, at), rounding)
+
+
+def _numbers(known: Known, experts: int) -> bool:
+    x = known.golden
+    if x is None or not (x == np.rint(x)).all() or x.min() < 0 or x.max() >= experts:
+        return False
+    return bool((np.diff(np.sort(x.reshape(-1, x.shape[-1]), axis=1), axis=1) > 0).all())
+
+
+def _formula(normalised: bool, up: Known, x: Known, w: Known, at: Array, g: Floats) -> Formula:
+    assert up.golden is not None and x.golden is not None and w.golden is not None
+    of_weight = g.shape == w.golden.shape
+    chosen = _normalised if normalised else _plain
+    rest = g - _made(chosen, _through, at, of_weight, 0.0, up.golden, x.golden, w.golden)
+    balance = _balance(rest, x.golden, w.golden, at, of_weight)
+    what = "weight" if of_weight else "input"
+    return Formula(
+        f"the gradient of the router's {what}", (up, x, w), partial(_made, chosen, _through, at, of_weight, balance),
+        partial(_variants, normalised, at, of_weight, balance), (2,),
+    )  # fmt: skip
+
+
+def _made(
+    chosen: _Chosen,
+    back: _Back,
+    at: Array,
+    of_weight: bool,
+    balance: Floats | float,
+    up: Floats,
+    x: Floats,
+    w: Floats,
+) -> Floats:
+    """Return the gradient; ``balance`` is that of each token's probabilities, (tokens, experts)."""
+    tokens = x.reshape(-1, x.shape[-1])
+    p = softmax(tokens @ w.T)
+    of_p = np.zeros_like(p)
+    np.put_along_axis(of_p, at, chosen(p, at, up.reshape(at.shape)), axis=1)
+    logits = back(p, of_p + balance)
+    return np.asarray(logits.T @ tokens if of_weight else (logits @ w).reshape(x.shape))
+
+
+def softmax(x: Floats) -> Floats:
+    """Over the last axis."""
+    p = np.exp(x - x.max(axis=-1, keepdims=True))
+    return np.asarray(p / p.sum(axis=-1, keepdims=True))
+
+
+def _through(p: Floats, of_p: Floats) -> Floats:
+    return np.asarray(p * (of_p - (of_p * p).sum(axis=-1, keepdims=True)))
+
+
+def _normalised(p: Floats, at: Array, up: Floats) -> Floats:
+    weights = np.take_along_axis(p, at, axis=1)
+    total = weights.sum(axis=1, keepdims=True)
+    return np.asarray((up - (up * weights / total).sum(axis=1, keepdims=True)) / total)
+
+
+def _plain(p: Floats, at: Array, up: Floats) -> Floats:
+    return up
+
+
+def _total(p: Floats, at: Array) -> Floats:
+    return np.asarray(np.take_along_axis(p, at, axis=1).sum(axis=1, keepdims=True))
+
+
+def _balance(rest: Floats, x: Floats, w: Floats, at: Array, of_weight: bool) -> Floats | float:
+    """Factors of a loss linear in the probabilities, by sequence and expert, that give what golden has besides."""
+    tokens = x.reshape(-1, x.shape[-1])
+    p = softmax(tokens @ w.T)
+    sequences = x.shape[0] if x.ndim > 2 else 1
+    of = np.repeat(np.arange(sequences), len(tokens) // sequences)
+    columns = []
+    for s in range(sequences):
+        for e in range(p.shape[1]):
+            inner = _through(p, np.where((of == s)[:, None], np.eye(p.shape[1])[e], 0.0))
+            columns.append((inner.T @ tokens if of_weight else inner @ w).ravel())
+    if not columns or len(columns) * 2 > rest.size or len(columns) > 512:
+        return 0.0
+    matrix = np.stack(columns, axis=1)
+    if not np.isfinite(matrix).all() or not np.isfinite(rest).all():
+        return 0.0
+    factors, *_ = np.linalg.lstsq(matrix, rest.ravel(), rcond=1e-8)
+    return np.asarray(
+        _as_counted(np.asarray(factors.reshape(sequences, -1), np.float64), at.reshape(sequences, -1))[of]
+    )
+
+
+def _as_counted(factors: Floats, chosen: Array) -> Floats:
+    """Add what the softmax hides, a constant for each sequence: the usual loss's factors go with the choices."""
+    counts = np.stack([np.bincount(c, minlength=factors.shape[1]) for c in chosen]).astype(np.float64)
+    a, b = (x - x.mean(axis=1, keepdims=True) for x in (factors, counts))
+    slope = float(np.vdot(a, b)) / max(float(np.vdot(b, b)), 1e-300)
+    left = float(np.linalg.norm(a - slope * b)) / max(float(np.linalg.norm(a)), 1e-300)
+    return slope * counts if left < 0.1 else factors
+
+
+def _variants(normalised: bool, at: Array, of_weight: bool, balance: Floats | float) -> Iterator[Variant]:
+    right = _normalised if normalised else _plain
+
+    def made(chosen: _Chosen = right, back: _Back = _through, share: float = 1.0) -> Callable[..., Floats]:
+        return partial(_made, chosen, back, at, of_weight, balance * share)
+
+    first = np.arange(at.shape[1]) == 0
+    other = _plain if normalised else _normalised
+    norm, lost = kinds.NORMALISATION, kinds.MISSING_TERM
+    yield norm, "the normalisation of the chosen weights counted otherwise", made(other)
+    yield lost, "the softmax's sum left out", made(back=lambda p, of_p: p * of_p)
+    yield norm, "the softmax's derivative left out", made(back=lambda p, of_p: of_p)
+    yield (
+        norm,
+        "the sigmoid's derivative in place of the softmax's",
+        made(back=lambda p, of_p: p * (1 - p) * of_p),
+    )
+    yield norm, "the weights' total not divided by", made(lambda p, at, up: right(p, at, up) * _total(p, at))
+    yield norm, "the weights' total taken for a constant", made(lambda p, at, up: up / _total(p, at))
+    yield lost, "the gradient of the first choice alone", made(lambda p, at, up: right(p, at, up * first))
+    yield lost, "all but the gradient of the first choice", made(lambda p, at, up: right(p, at, up * ~first))
+    reverse = "the gradients of the choices in reverse order"
+    yield kinds.PERMUTATION, reverse, made(lambda p, at, up: right(p, at, up[:, ::-1]))
+    yield kinds.LOSS_TERM, "the balancing loss's gradient left out", made(share=0.0)
+    yield kinds.LOSS_TERM, "the balancing loss's gradient alone", made(lambda p, at, up: 0 * up)
+    for factor in (2.0, 4.0, 8.0, 0.5, 0.25, 0.125, -1.0):
+        yield kinds.LOSS_TERM, f"the balancing loss's gradient times {factor:g}", made(share=factor)

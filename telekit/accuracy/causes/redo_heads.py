@@ -1,0 +1,264 @@
+"""Formulas of the rotary embedding and of attention's gradients: done again from queries, keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import permutations, product
+
+import numpy as np
+
+from telekit.accuracy.causes import finding as kinds
+from telekit.accuracy.causes.case import Case
+from telekit.accuracy.causes.redo_attention import fitting, owners
+from telekit.accuracy.causes.redo_formula import Formula, Variant, zigzags
+from telekit.accuracy.compared import BACKWARD
+from telekit.accuracy.measures.pairs import Array, Floats
+
+_TURN = ("rotary", "rope", "pos_emb")
+
+# --- rotary --------------------------------------------------------------------------------------------------------
+
+_Pairs = Callable[[Floats], Floats]
+
+
+def _pairs(x: Floats, how: str) -> Array:
+    """Pairs of a head's elements as complex numbers."""
+    half = x.shape[-1] // 2
+    a, b = (x[..., :half], x[..., half:]) if how == "halves" else (x[..., 0::2], x[..., 1::2])
+    return np.asarray(a + 1j * b)
+
+
+def _unpaired(z: Array, how: str) -> Floats:
+    if how == "halves":
+        return np.concatenate([z.real, z.imag], axis=-1)
+    return np.stack([z.real, z.imag], axis=-1).reshape(*z.shape[:-1], -1)
+
+
+def _turn_of(out: Floats, x: Floats, how: str) -> Array:
+    """Return unit numbers by (batch, position, 1, pair) that turn x to out best: all heads of a token turn alike."""
+    z = (_pairs(out, how) * np.conj(_pairs(x, how))).sum(axis=-2, keepdims=True)
+    size = np.abs(z)
+    return np.asarray(np.where(size > 0, z / np.where(size > 0, size, 1), 1))
+
+
+def rotary(case: Case) -> Iterator[Formula]:
+    """Each pair of a head turned by an angle of its position: the angles are golden's own."""
+    g, t = case.golden, case.target
+    assert g is not None and t is not None
+    if g.ndim != 4 or g.shape[-1] % 2 or g.shape[-2] < 2 or not any(w in case.words for w in _TURN):
+        return
+    for x in case.inputs:
+        if x.golden is None or x.golden.shape != g.shape:
+            continue
+        for how in ("halves", "neighbours"):
+            turn = _turn_of(g, x.golden, how)
+            yield Formula(
+                f"pairs of {how} turned by golden's angles", (x,), partial(_turned, turn, how),
+                partial(_turn_variants, turn, how, t),
+            )  # fmt: skip
+
+
+def _turned(turn: Array, how: str, x: Floats) -> Floats:
+    return _unpaired(_pairs(x, how) * turn, how)
+
+
+def _turn_variants(turn: Array, how: str, target: Floats) -> Iterator[Variant]:
+    kind, other = kinds.ROTARY, "neighbours" if how == "halves" else "halves"
+    yield (
+        kind,
+        f"pairs of {other} (interleaved, not in halves, or the reverse) turned by the same angles",
+        partial(_turned, turn, other),
+    )
+    yield kind, "the input handed on as it is, not turned", lambda x: x
+    yield (
+        kind,
+        "the opposite angles (the way back not inverted, or inverted)",
+        partial(_turned, np.conj(turn), how),
+    )
+    yield kind, "twice the angles", partial(_turned, turn * turn, how)
+    for by in (1, -1):
+        yield kind, f"angles of the position {by:+d}", partial(_turned, np.roll(turn, -by, axis=1), how)
+    for n in (2, 4, 8):
+        for text, order in zigzags(turn.shape[1], n):
+            yield kind, f"angles of positions {text} of {n} ranks", partial(_turned, turn[:, order], how)
+        if turn.shape[1] % n == 0:
+            again = np.tile(turn[:, : turn.shape[1] // n], (1, n, 1, 1))
+            yield kind, f"positions counted anew in each of {n} pieces", partial(_turned, again, how)
+    width = turn.shape[-1]
+    for part in (2, 4):
+        kept = np.where(np.arange(width) < width // part, turn, 1)
+        yield kind, f"only the first 1/{part} of the pairs turned", partial(_turned, kept, how)
+    yield kind, "the pairs' frequencies in reverse order", partial(_turned, turn[..., ::-1], how)
+    for pairs in (how, other):
+        yield (
+            kind,
+            f"pairs of {pairs} turned by other angles (base, offset, or positions)",
+            partial(_refitted, pairs, target),
+        )
+
+
+def _refitted(how: str, target: Floats, x: Floats) -> Floats:
+    return _turned(_turn_of(target, x, how), how, x)
+
+
+# --- attention's gradients -------------------------------------------------------------------------------------------
+
+
+def attention_gradients(case: Case) -> Iterator[Formula]:
+    """Gradients of queries, keys and values of causal attention."""
+    g = case.golden
+    assert g is not None
+    if case.phase != BACKWARD or g.ndim != 4:
+        return
+    known = [k for k in case.inputs if k.golden is not None and k.golden.ndim >= 3]
+    four = [k for k in known if k.golden is not None and k.golden.ndim == 4]
+    given = [k for k in four if ".forward." in k.name and ".input." in k.name]
+    for q, k, v in permutations(given or four[:5], 3):
+        a, b, c = q.golden, k.golden, v.golden
+        if a is None or b is None or c is None or b.shape != c.shape or a.shape[-1] != b.shape[-1]:
+            continue
+        ups = [
+            u
+            for u in known
+            if u.golden is not None and u.golden.size == a.size and not any(u is x for x in (q, k, v))
+        ]
+        for order, up in product(fitting(a, b), ups):
+            for which, what in enumerate(("queries", "keys", "values")):
+                if g.shape != (b if which else a).shape:
+                    continue
+                n, groups = a.shape[order[2]], a.shape[order[1]] // b.shape[order[1]]
+                variants = partial(_attention_variants, which, order, n, groups, case)
+                text = f"attention's gradient of its {what}"
+                yield Formula(text, (q, k, v, up), partial(_made, which, order, {}), variants)
+
+
+def _made(
+    which: int, order: tuple[int, ...], how: dict[str, object], q: Floats, k: Floats, v: Floats, up: Floats
+) -> Floats:
+    moved = [a.transpose(order) for a in (q, k, v, up.reshape(q.shape))]
+    value = gradients(moved, **how)[which]  # type: ignore[arg-type]
+    return np.asarray(value.transpose(np.argsort(order)))
+
+
+def gradients(
+    tensors: list[Floats], *, pairs: Array | None = None, mask: Array | None = None, back_mask: Array | None = None,
+    scale: float = 1.0, back_scale: float = 1.0, delta: float = 1.0, heads: Array | None = None,
+    tile: bool = False, weights: bool = True,
+) -> tuple[Floats, Floats, Floats]:  # fmt: skip
+    """Gradients of q, k and v of causal attention.
+
+    Parameters
+    ----------
+    tensors : list of ndarray
+        q, k, v and the output's gradient, (batch, heads, tokens, size).
+    pairs : ndarray of bool
+        Of query and key, that count in the gradients.
+    mask, back_mask : ndarray of bool
+        In place of the causal one; ``back_mask`` in the backward alone, with the forward's denominators.
+    scale, back_scale : float
+        Factors on the softmax's scale, forward and as the derivative has it.
+    delta : float
+        Share of the softmax's second term, the row's sum of gradient times output.
+    heads : ndarray of bool
+        Heads of a group that count in the gradients of keys and values.
+    tile : bool
+        Heads tiled over groups, not repeated.
+    weights : bool
+        Whether the probabilities weigh the gradient of the scores.
+    """
+    q, k, v, up = tensors
+    groups, n, usual = q.shape[1] // k.shape[1], q.shape[2], q.shape[-1] ** -0.5
+    keys, values = (np.tile(a, (1, groups, 1, 1)) if tile else np.repeat(a, groups, axis=1) for a in (k, v))
+    raw = (q @ keys.swapaxes(-1, -2)) * usual * scale
+    scores = np.where(np.tri(n, dtype=bool) if mask is None else mask, raw, -np.inf)
+    top = scores.max(axis=-1, keepdims=True)
+    top = np.where(np.isfinite(top), top, 0.0)
+    p = np.exp(scores - top)
+    total = p.sum(axis=-1, keepdims=True)
+    total = np.where(total > 0, total, 1.0)
+    p = p / total
+    inner = up @ values.swapaxes(-1, -2)
+    inner = inner - delta * (inner * p).sum(axis=-1, keepdims=True)
+    if back_mask is not None:
+        p = np.where(back_mask, np.exp(np.minimum(raw - top, 60)), 0.0) / total
+    count = 1.0 if pairs is None else pairs
+    inner = (p * inner if weights else inner * (p > 0)) * usual * back_scale * count
+    of_k, of_v = inner.swapaxes(-1, -2) @ q, (p * count).swapaxes(-1, -2) @ up
+    shape = (k.shape[0], groups, k.shape[1], n, -1) if tile else (k.shape[0], k.shape[1], groups, n, -1)
+    kept = np.ones(groups, bool) if heads is None else heads
+    at = 1 if tile else 2
+    of_k, of_v = (np.compress(kept, a.reshape(shape), axis=at).sum(axis=at) for a in (of_k, of_v))
+    return inner @ keys, of_k, of_v
+
+
+def _attention_variants(
+    which: int, order: tuple[int, ...], n: int, groups: int, case: Case
+) -> Iterator[Variant]:
+    def made(**how: object) -> Callable[..., Floats]:
+        return partial(_made, which, order, how)
+
+    if which < 2:
+        delta = "delta (the row's sum of gradient times output)"
+        yield kinds.MISSING_TERM, f"{delta} left out of the softmax's backward", made(delta=0.0)
+        yield kinds.SIGN, f"{delta} with the other sign", made(delta=-1.0)
+        yield kinds.EXTRA_TERM, f"{delta} taken twice", made(delta=2.0)
+        yield kinds.NORMALISATION, "the probabilities left out of the scores' gradient", made(weights=False)
+    yield from _scales(which, made)
+    i, j = np.arange(n)[:, None], np.arange(n)[None, :]
+    masks = {
+        "no mask": i >= 0 * j,
+        "a mask that hides the token itself": j < i,
+        "a mask of one token of the future": j <= i + 1,
+    }
+    masks |= {f"a window of {w}": (j <= i) & (i - j < w) for w in range(1, min(n, 64))}
+    for name, mask in masks.items():
+        yield kinds.MASK, f"{name} in the scores done again", made(mask=mask)
+        yield kinds.MASK, f"{name} in the backward, with the forward's denominators", made(back_mask=mask)
+    yield from _groups(which, groups, made)
+    for how, owner in owners(n, case):
+        text = f"of the pairs those inside each of {how} alone: the other ranks' parts are not added"
+        yield kinds.MISSING_REDUCTION, text, made(pairs=owner[:, None] == owner[None, :])
+    for m in (2, 4, 8):
+        for text, at in zigzags(n, m):
+            yield kinds.MASK, f"a mask of positions {text} of {m} ranks", made(mask=at[None, :] <= i)
+
+
+_Maker = Callable[..., Callable[..., Floats]]
+
+
+def _scales(which: int, made: _Maker) -> Iterator[Variant]:
+    """Return gradients with another softmax scale, forward or backward."""
+    scale = kinds.SOFTMAX_SCALE
+    if which < 2:
+        of = "of a head's width"
+        yield (
+            scale,
+            f"the softmax scale left out (the root {of} too large)",
+            lambda q, *r: made()(q, *r) * _root(q),
+        )
+        yield (
+            scale,
+            f"the softmax scale taken twice (the root {of} too small)",
+            lambda q, *r: made()(q, *r) / _root(q),
+        )
+    yield scale, "no scale in the scores done again", lambda q, *r: made(scale=_root(q))(q, *r)
+    yield scale, "no scale at all", lambda q, *r: made(scale=_root(q), back_scale=_root(q))(q, *r)
+
+
+def _root(q: Floats) -> float:
+    return float(q.shape[-1] ** 0.5)
+
+
+def _groups(which: int, groups: int, made: _Maker) -> Iterator[Variant]:
+    """Return gradients with a group's heads counted otherwise."""
+    if groups == 1:
+        return
+    yield kinds.PERMUTATION, "key and value heads tiled, not repeated", made(tile=True)
+    of = f"each group of {groups} heads"
+    for k in range(groups if which else 0):
+        alone = np.arange(groups) == k
+        yield kinds.MISSING_TERM, f"head {k} alone of {of}", made(heads=alone)
+        yield kinds.MISSING_TERM, f"all but head {k} of {of}", made(heads=~alone)
+    if which:
+        yield kinds.SCALED, f"the mean over the heads of {of}", lambda *a: made()(*a) / groups

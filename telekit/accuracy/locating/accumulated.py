@@ -1,0 +1,102 @@
+"""Gradients summed over micro-batches and ranks, checked by their own terms: exact where golden's rounding is not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from telekit.accuracy.causes import finding as kinds
+from telekit.accuracy.causes.case import loaded
+from telekit.accuracy.causes.finding import Cause, Finding
+from telekit.accuracy.checks.grids import Grid, coarser_grid
+from telekit.accuracy.compared import BACKWARD, PARAMETERS_GRAD, Compared
+from telekit.accuracy.graph.nodes import Node, module_path
+from telekit.accuracy.graph.noise import wide
+from telekit.accuracy.locating.beside import Ranks
+from telekit.accuracy.locating.gradient_norm import reduced_rows
+from telekit.accuracy.locating.own_finding import own_finding
+from telekit.accuracy.measures.pairs import FORMATS, Floats
+
+_SUMS = 2e-5  # relative: what a sum in float32 may be off by, in another order
+
+
+def own_sums(graph: Sequence[Node], ranks: Ranks) -> Finding | None:
+    """Find a main gradient that is its micro-batches' sum in a narrower format, or a reduced one its ranks'."""
+    rows = reduced_rows(graph)
+    terms = _terms(graph, ranks)
+    for name, (node, out) in rows.items():
+        into = next(iter(node.inputs), None)
+        if into is None:
+            continue
+        found = _narrow_sum(name, into, ranks, terms) or _reduced(into, out)
+        if found is not None:
+            return own_finding(node, out, BACKWARD, (found,))
+    return None
+
+
+def _terms(graph: Sequence[Node], ranks: Ranks) -> dict[tuple[str, int], list[Floats]]:
+    """By parameter and rank: the gradient that each micro-batch made."""
+    step = next((r.step for n in graph for r in n.rows), None)
+    found: dict[tuple[str, int], list[Floats]] = {}
+    for (at, name), tensors in ranks.items():
+        base, middle, rest = name.partition(f".{PARAMETERS_GRAD}.")
+        if at != step or not middle:
+            continue
+        parameter = f"{module_path(base)}.{rest.partition('.')[2]}"
+        for t in tensors:
+            array = loaded(t)
+            if array is not None and t.rank is not None:
+                found.setdefault((parameter, t.rank), []).append(array)
+    return found
+
+
+def _narrow_sum(
+    name: str, into: Compared, ranks: Ranks, terms: Mapping[tuple[str, int], list[Floats]]
+) -> Cause | None:
+    """Find a sum over micro-batches kept in a narrower format: the sum of its terms has digits beyond it."""
+    for t in ranks.get((into.step, into.name), []):
+        parts = terms.get((name, t.rank), []) if t.rank is not None else []
+        kept = wide(t) if len(parts) > 1 else None
+        if kept is None or any(p.shape != kept.shape for p in parts):
+            continue
+        total = np.sum(parts, axis=0)
+        grid = _rounded_to(kept, total)
+        if grid is not None:
+            text = (
+                f"every value of the main gradient is a {grid.dtype} in the target, the sum of its {len(parts)} "
+                f"micro-batches is not (rank {t.rank}): accumulated in {grid.dtype}"
+            )
+            return Cause(kinds.WRONG_DTYPE, 0.94, text)
+    return None
+
+
+def _reduced(into: Compared, out: Compared) -> Cause | None:
+    """Compare a reduced gradient with the sum of what went into its reduction, where golden's is that sum."""
+    before, after, g_before, g_after = (
+        loaded(getattr(r, s)) for s in ("target", "golden") for r in (into, out)
+    )
+    if before is None or after is None or g_before is None or g_after is None:
+        return None
+    if before.shape != after.shape or g_before.shape != g_after.shape or not _same(g_after, g_before):
+        return None
+    grid = _rounded_to(after, before)
+    if grid is None:
+        return None
+    text = f"every value of the reduced gradient is a {grid.dtype}, the sum over ranks is not: reduced in it"
+    return Cause(kinds.WRONG_DTYPE, 0.93, text)
+
+
+def _rounded_to(value: Floats, total: Floats) -> Grid | None:
+    """Return the format whose rounding is all that stands between a value and the sum it should be."""
+    size = float(np.linalg.norm(total.ravel()))
+    off = float(np.linalg.norm((value - total).ravel()))
+    if not _SUMS * size < off:
+        return None
+    grid = coarser_grid(value, total)
+    return grid if grid is not None and off <= 2 * FORMATS[grid.dtype].epsilon * size else None
+
+
+def _same(value: Floats, total: Floats) -> bool:
+    size = float(np.linalg.norm(total.ravel()))
+    return float(np.linalg.norm((value - total).ravel())) <= _SUMS * size
