@@ -6,12 +6,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from telekit.accuracy.causes import causes
 from telekit.accuracy.causes.case import Case
 from telekit.accuracy.compare import compare
 from telekit.accuracy.compared import PARTS, Compared
 from telekit.accuracy.comparing.judged import errors_in_order
 from telekit.accuracy.comparing.table import rows_of, write_csv
+from telekit.accuracy.locating import explain as causes
 from telekit.accuracy.locating import first_divergence
 from telekit.accuracy.readers import NamedTensor, Statistics, Tensors, tensors
 from telekit.accuracy.standards.verdict import Verdict

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from telekit.accuracy.causes import finding as kinds
-from telekit.accuracy.causes.update_rules import RATE, Settings, Step, rule_causes
+from telekit.accuracy.updating.update_rules import RATE, Settings, Step, rule_causes
 
 K = Settings(lr=2e-3, beta1=0.9, beta2=0.95, eps=1e-8, decay=2e-4, time=3)
 

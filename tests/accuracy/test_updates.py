@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from telekit.accuracy.causes import finding as kinds
-from telekit.accuracy.causes.fit_causes import step_causes
-from telekit.accuracy.causes.updates import fit
+from telekit.accuracy.updating.fit_causes import step_causes
+from telekit.accuracy.updating.updates import fit
 
 LR, B1, B2, EPS, DECAY, TIME = 1e-3, 0.9, 0.95, 1e-8, 0.1, 3
 

@@ -13,7 +13,6 @@ import pytest
 
 from telekit.accuracy.causes import finding as kinds
 from telekit.accuracy.causes.case import Case
-from telekit.accuracy.causes.causes import explain
 from telekit.accuracy.causes.finding import NEXT_DUMP
 from telekit.accuracy.checks.anomalies import anomalies, finite_statistics
 from telekit.accuracy.checks.determinism import ABSENT, check_scatter, diff_check, first_stale, same_set
@@ -25,6 +24,7 @@ from telekit.accuracy.checks.replicas import (
     shared_gradient,
 )
 from telekit.accuracy.graph.noise import error_of
+from telekit.accuracy.locating.explain import explain
 from telekit.accuracy.locating.locate import locate
 from telekit.accuracy.measures.summaries import compare_summaries
 from telekit.accuracy.standards.depth import depth_bound, in_epsilons

@@ -10,11 +10,11 @@ import numpy as np
 
 from telekit.accuracy.causes import finding as kinds
 from telekit.accuracy.causes.case import Case, loaded
-from telekit.accuracy.causes.causes import explain
 from telekit.accuracy.causes.finding import Finding
 from telekit.accuracy.compared import Compared
 from telekit.accuracy.comparing.judged import UNREAD, errors_in_order
 from telekit.accuracy.graph.noise import run_epsilon
+from telekit.accuracy.locating.explain import explain
 from telekit.accuracy.locating.locate import locate
 from telekit.accuracy.readers import NamedTensor
 from telekit.accuracy.standards.verdict import ERROR, Verdict

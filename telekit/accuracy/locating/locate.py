@@ -15,9 +15,7 @@ import numpy as np
 
 from telekit.accuracy.causes import finding as kinds
 from telekit.accuracy.causes.case import EARLIER, Case, Known, case_of, elsewhere, known_rows
-from telekit.accuracy.causes.causes import explain
 from telekit.accuracy.causes.finding import Candidate, Cause, Finding, ranked
-from telekit.accuracy.causes.redo import kept_to
 from telekit.accuracy.checks.replicas import by_name, unequal
 from telekit.accuracy.compared import BACKWARD, INPUT, OPTIMIZER, Compared
 from telekit.accuracy.curves.ratios import name_ratio
@@ -26,11 +24,13 @@ from telekit.accuracy.graph.noise import is_float, run_epsilon
 from telekit.accuracy.graph.routing import routes
 from telekit.accuracy.graph.sync import gradient_names
 from telekit.accuracy.locating.beside import Beside, Ranks
+from telekit.accuracy.locating.explain import explain
 from telekit.accuracy.locating.locate_optimizer import after_backward
 from telekit.accuracy.locating.own_checks import own_fault, start_fault, update_fault, with_loss, with_weights
 from telekit.accuracy.locating.phase_hint import Hint, Pair, balance_ratio, numbers, phase_hint
 from telekit.accuracy.locating.walk import Place, Walk
 from telekit.accuracy.readers.named import NamedTensor
+from telekit.accuracy.redoing.redo import kept_to
 
 WEAK = 2.0  # an excess below this needs a known shape to be believed
 _STRUCTURED = 0.6

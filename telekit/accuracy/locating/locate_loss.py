@@ -9,13 +9,13 @@ import numpy as np
 from telekit.accuracy.causes import finding as kinds
 from telekit.accuracy.causes.case import loaded
 from telekit.accuracy.causes.finding import Cause, Finding
-from telekit.accuracy.causes.redo_loss import labels_of, loss_causes, losses_of
 from telekit.accuracy.compared import FORWARD, Compared
 from telekit.accuracy.curves.ratios import name_ratio
 from telekit.accuracy.graph.nodes import Node
 from telekit.accuracy.graph.noise import values
 from telekit.accuracy.locating.own_finding import own_finding
 from telekit.accuracy.measures.pairs import Array, Floats
+from telekit.accuracy.redoing.redo_loss import labels_of, loss_causes, losses_of
 
 _MEAN = 2e-5  # relative: what a mean in float32 may differ by
 

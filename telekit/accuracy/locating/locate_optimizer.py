@@ -10,18 +10,18 @@ import numpy as np
 
 from telekit.accuracy.causes import finding as kinds
 from telekit.accuracy.causes.case import Case
-from telekit.accuracy.causes.causes import explain
 from telekit.accuracy.causes.finding import Candidate, Cause, Finding, ranked
 from telekit.accuracy.causes.rank_causes import rank_causes
-from telekit.accuracy.causes.step_causes import Around, explain_step, later_fit, stuck_rows
-from telekit.accuracy.causes.updates import narrowed, same_step
 from telekit.accuracy.compared import BACKWARD, INPUT, OPTIMIZER, OUTPUT, Compared
 from telekit.accuracy.curves.ratios import name_ratio
 from telekit.accuracy.graph.nodes import Node
 from telekit.accuracy.graph.noise import FLOOR, error_of, explained
 from telekit.accuracy.graph.sync import Gradient, Sync, optimizer_row, read_sync
 from telekit.accuracy.locating.beside import Beside
+from telekit.accuracy.locating.explain import explain
 from telekit.accuracy.locating.gradient_norm import norm_fault
+from telekit.accuracy.updating.step_causes import Around, explain_step, later_fit, stuck_rows
+from telekit.accuracy.updating.updates import narrowed, same_step
 
 _MOST = 0.6  # of the parameters: then it is not one that is wrong
 _LOOKED_AT = 96

@@ -10,8 +10,13 @@ import numpy as np
 
 from telekit.accuracy.causes import finding as kinds
 from telekit.accuracy.causes.finding import Cause
-from telekit.accuracy.causes.fit_causes import Later, moment_causes, rate_causes, step_causes
-from telekit.accuracy.causes.update_rules import (
+from telekit.accuracy.compared import INPUT, OUTPUT
+from telekit.accuracy.graph.nodes import Node
+from telekit.accuracy.graph.noise import wide
+from telekit.accuracy.graph.sync import optimizer_row
+from telekit.accuracy.measures.pairs import Array, Floats
+from telekit.accuracy.updating.fit_causes import Later, moment_causes, rate_causes, step_causes
+from telekit.accuracy.updating.update_rules import (
     RATE,
     Settings,
     Step,
@@ -20,12 +25,7 @@ from telekit.accuracy.causes.update_rules import (
     update,
     with_betas,
 )
-from telekit.accuracy.causes.updates import Fitted, fit, narrowed, states_of
-from telekit.accuracy.compared import INPUT, OUTPUT
-from telekit.accuracy.graph.nodes import Node
-from telekit.accuracy.graph.noise import wide
-from telekit.accuracy.graph.sync import optimizer_row
-from telekit.accuracy.measures.pairs import Array, Floats
+from telekit.accuracy.updating.updates import Fitted, fit, narrowed, states_of
 
 _STUCK, _MOVED = 0.98, 0.1
 _BLOCKS, _FEWEST = 8, 4

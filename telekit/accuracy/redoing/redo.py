@@ -15,22 +15,22 @@ from telekit.accuracy.causes import finding as kinds
 from telekit.accuracy.causes.case import Case, Known
 from telekit.accuracy.causes.cause_values import agrees, taken_away
 from telekit.accuracy.causes.finding import Cause
-from telekit.accuracy.causes.redo_attention import attention, attention_causes
-from telekit.accuracy.causes.redo_dense import embeddings, linear, sums
-from telekit.accuracy.causes.redo_experts import exchanges, grouped
-from telekit.accuracy.causes.redo_formula import Builder, Proven, changed, counts, proven
-from telekit.accuracy.causes.redo_gated import gated
-from telekit.accuracy.causes.redo_gates import router_gradients, routing
-from telekit.accuracy.causes.redo_heads import attention_gradients, rotary
-from telekit.accuracy.causes.redo_norm import norms
-from telekit.accuracy.causes.redo_rotary import rotary_causes
-from telekit.accuracy.causes.redo_router import (
+from telekit.accuracy.measures.pairs import Array, Floats
+from telekit.accuracy.redoing.redo_attention import attention, attention_causes
+from telekit.accuracy.redoing.redo_dense import embeddings, linear, sums
+from telekit.accuracy.redoing.redo_experts import exchanges, grouped
+from telekit.accuracy.redoing.redo_formula import Builder, Proven, changed, counts, proven
+from telekit.accuracy.redoing.redo_gated import gated
+from telekit.accuracy.redoing.redo_gates import router_gradients, routing
+from telekit.accuracy.redoing.redo_heads import attention_gradients, rotary
+from telekit.accuracy.redoing.redo_norm import norms
+from telekit.accuracy.redoing.redo_rotary import rotary_causes
+from telekit.accuracy.redoing.redo_router import (
     balance_causes,
     drop_causes,
     router_causes,
     weight_gradient_causes,
 )
-from telekit.accuracy.measures.pairs import Array, Floats
 
 _MOST_ONES = 1 << 26
 FORMULAS: tuple[Builder, ...] = (

@@ -10,10 +10,10 @@ import numpy as np
 
 from telekit.accuracy.causes import finding as kinds
 from telekit.accuracy.causes.case import Case
-from telekit.accuracy.causes.redo_attention import fitting, owners
-from telekit.accuracy.causes.redo_formula import Formula, Variant, zigzags
 from telekit.accuracy.compared import BACKWARD
 from telekit.accuracy.measures.pairs import Array, Floats
+from telekit.accuracy.redoing.redo_attention import fitting, owners
+from telekit.accuracy.redoing.redo_formula import Formula, Variant, zigzags
 
 _TURN = ("rotary", "rope", "pos_emb")
 

@@ -27,8 +27,8 @@ from telekit.accuracy.causes.cause_values import (
 )
 from telekit.accuracy.causes.finding import Cause, ranked
 from telekit.accuracy.causes.rank_causes import rank_causes
-from telekit.accuracy.causes.redo import REDONE
 from telekit.accuracy.curves.ratios import name_ratio
+from telekit.accuracy.redoing.redo import REDONE
 
 Detector = Callable[[Case], Iterator[Cause]]
 _ELEMENTS: tuple[Detector, ...] = (

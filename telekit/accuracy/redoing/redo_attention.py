@@ -12,8 +12,8 @@ from telekit.accuracy.causes import finding as kinds
 from telekit.accuracy.causes.case import Case
 from telekit.accuracy.causes.cause_values import agrees, taken_away
 from telekit.accuracy.causes.finding import Cause
-from telekit.accuracy.causes.redo_formula import Formula, Variant, zigzags
 from telekit.accuracy.measures.pairs import Array, Floats
+from telekit.accuracy.redoing.redo_formula import Formula, Variant, zigzags
 
 MAX_SCORES = 1 << 24
 ORDERS = {

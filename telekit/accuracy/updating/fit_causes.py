@@ -9,7 +9,7 @@ import numpy as np
 
 from telekit.accuracy.causes import finding as kinds
 from telekit.accuracy.causes.finding import Cause
-from telekit.accuracy.causes.updates import Fitted
+from telekit.accuracy.updating.updates import Fitted
 
 _FITS = 1e-3  # of a moment: what its fit may leave
 _DIFFERS = 0.004  # a fitted coefficient this far off is not the same setting

@@ -10,10 +10,10 @@ import numpy as np
 
 from telekit.accuracy.causes import finding as kinds
 from telekit.accuracy.causes.case import Case, Known
-from telekit.accuracy.causes.redo_formula import Formula, Variant
-from telekit.accuracy.causes.redo_gates import softmax
 from telekit.accuracy.compared import BACKWARD, FORWARD, Compared
 from telekit.accuracy.measures.pairs import Array, Floats
+from telekit.accuracy.redoing.redo_formula import Formula, Variant
+from telekit.accuracy.redoing.redo_gates import softmax
 
 _WORDS = ("dispatch", "combine", "permute", "moe")
 _GROUPED = ("expert", "grouped")

@@ -10,9 +10,9 @@ import numpy as np
 
 from telekit.accuracy.causes import finding as kinds
 from telekit.accuracy.causes.case import Case
-from telekit.accuracy.causes.redo_formula import Formula, Variant, counts
 from telekit.accuracy.compared import FORWARD
 from telekit.accuracy.measures.pairs import Floats
+from telekit.accuracy.redoing.redo_formula import Formula, Variant, counts
 
 _FLOPS = 1 << 31
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from telekit.accuracy.causes import finding as kinds
 from telekit.accuracy.causes.case import Case, Known
-from telekit.accuracy.causes.redo_formula import Formula, Variant, counts
 from telekit.accuracy.compared import BACKWARD, FORWARD
 from telekit.accuracy.measures.pairs import Floats
+from telekit.accuracy.redoing.redo_formula import Formula, Variant, counts
 
 
 def sigmoid(x: Floats) -> Floats:
