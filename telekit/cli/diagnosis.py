@@ -57,6 +57,8 @@ def diagnose(
         missing = "cluster" if cluster is None else "cluster-out"
         raise bad(f"--{missing}", "missing", "--cluster-out FILE and --cluster NAME go together",
                   "--cluster h800 --cluster-out fitted.yaml")  # fmt: skip
+    if cluster_out is not None and cluster is not None:
+        _check_cluster(cluster, cluster_out)
     with progress() as tell:
         given = read(folder, progress=tell)
         found = run(given, ranks_per_node=ranks_per_node, progress=tell)
@@ -67,6 +69,15 @@ def diagnose(
         document["cluster"] = fitted
     show(as_json, document, lambda: _print(found, fitted))
     raise typer.Exit(0 if found.healthy else 1)
+
+
+def _check_cluster(cluster: str, path: Path) -> None:
+    """Refuse what could not be fitted or written, before the work."""
+    from telekit.comm.summary import cluster_for
+    from telekit.comm.user_cluster import check_cluster_path
+
+    cluster_for(cluster, 1)
+    check_cluster_path(path)
 
 
 def _write_cluster(found: Diagnosis, cluster: str, path: Path, folder: Path) -> dict[str, Any]:
@@ -89,7 +100,10 @@ def _write_cluster(found: Diagnosis, cluster: str, path: Path, folder: Path) -> 
     if measured.jitter is None:
         notes.append("jitter keeps its value: it takes two ranks or more that run the same")
     if measured.host is None:
-        notes.append("host_launch_s keeps its value: no launch is tied to its kernel")
+        notes.append(
+            "host_launch_s keeps its value: the launches do not show what one costs (too few, none tied to its kernel, "
+            "or the host always waited for its device)"
+        )
     else:
         notes.append(
             "host_launch_s is the time from one launch to the next: an operator of several kernels costs more"
@@ -102,7 +116,7 @@ def _print(found: Diagnosis, fitted: dict[str, Any] | None) -> None:
     told = "what bounds it cannot be told from these files"
     paragraphs(
         [
-            f"{found.verdict}; "
+            f"{found.says}; "
             + (told if found.bound == "unknown" else f"most ranks are bound by: {found.bound}")
         ]
     )

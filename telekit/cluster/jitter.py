@@ -152,7 +152,7 @@ def _check_devices(devices: int) -> None:
 def _expected(devices: int, spread: Spread, node_share: float, per_node: int) -> float:
     """Mean of the largest, in standard deviations above the mean of one."""
     _check_devices(devices)
-    if node_share == 0 or per_node == 1:
+    if node_share == 0 or (per_node == 1 and spread == "normal"):  # other shapes change when two are added
         return expected_largest(devices, spread)
     if node_share == 1:
         return expected_largest(-(-devices // per_node), spread)

@@ -90,13 +90,32 @@ def fit_cluster(
     return ClusterFit(made, fits, link, tuple(problems), tuple(dict.fromkeys(notes)))
 
 
-def write_cluster(path: str | Path, fit: ClusterFit) -> Path:
-    """Write the record of a fitted cluster as JSON (``.json``) or YAML, for ``load_cluster`` to read."""
+def check_cluster_path(path: str | Path) -> Path:
+    """Return the path of a cluster file to write.
+
+    Raises
+    ------
+    InputError
+        Its name ends otherwise than in .json, .yaml or .yml, or its folder does not exist.
+    """
     path = Path(path)
     if path.suffix.lower() not in (".json", ".yaml", ".yml"):
         raise bad(
             "path", path.name, "a cluster file ends in .json, .yaml or .yml", "for example cluster.yaml"
         )
+    try:
+        there, taken = path.parent.is_dir(), path.is_dir()
+    except (OSError, ValueError) as error:  # a name that is too long
+        raise bad("path", path.name[:60], f"cannot be written: {error}"[:200]) from None
+    if not there or taken:
+        rule = "is a folder" if taken else "its folder does not exist"
+        raise bad("path", path.name, rule, "a file in a folder that exists", source=str(path))
+    return path
+
+
+def write_cluster(path: str | Path, fit: ClusterFit) -> Path:
+    """Write the record of a fitted cluster as JSON (``.json``) or YAML, for ``load_cluster`` to read."""
+    path = check_cluster_path(path)
     if path.suffix.lower() == ".json":
         text = json.dumps(fit.record, indent=2, ensure_ascii=False) + "\n"
     else:
@@ -104,7 +123,10 @@ def write_cluster(path: str | Path, fit: ClusterFit) -> Path:
 
         plain = json.loads(json.dumps(fit.record))  # no part twice: an alias would not be read again
         text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
-    path.write_text(text, encoding="utf-8")
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise bad("path", path.name, f"cannot be written: {error.strerror}", source=str(path)) from None
     load_cluster(path)  # what was written is what can be read
     return path
 

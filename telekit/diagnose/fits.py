@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from telekit.cluster.jitter import Jitter
 from telekit.cluster.regimes import IdleFrequency, Monitor
 from telekit.cluster.variability import Spread
+from telekit.diagnose.host_times import HostTimes, fit_host
 from telekit.diagnose.trace import Trace
 from telekit.errors import bad
 
@@ -26,33 +27,6 @@ _SLOW = 1.15
 """A kernel this much longer than its like ran at a lower frequency."""
 _STRETCHED = 20.0
 """A launch call this many times the usual was interrupted."""
-
-
-@dataclass(frozen=True)
-class HostTimes:
-    """What issuing costs.
-
-    Parameters
-    ----------
-    host_launch_s : float
-        From the start of one launch call to that of the next, where the host does nothing but issue (median).
-    launch_call_s : float
-        The call alone (median).
-    launch_s : float
-        Between two kernels of a stream when both wait there already (median).
-    kernel_s : float
-        Kernels' mean time.
-    """
-
-    host_launch_s: float
-    launch_call_s: float
-    launch_s: float
-    kernel_s: float
-
-    @property
-    def host_bound(self) -> bool:
-        """Whether the host is slower at issuing than the device at running."""
-        return self.host_launch_s > self.kernel_s + self.launch_s
 
 
 @dataclass(frozen=True)
@@ -202,50 +176,6 @@ def _common(relative: Floats, node: NDArray[np.int64]) -> float:
         pairs += size * (size - 1) * len(part)
         together += float((part.sum(1) ** 2).sum() - (part**2).sum())
     return float(np.clip(together / pairs / variance, 0.0, 1.0)) if pairs and variance else 0.0
-
-
-def fit_host(traces: Iterable[Trace]) -> HostTimes | None:
-    """Fit what issuing costs; None where no launch is tied to its kernel."""
-    between: list[Floats] = []
-    calls: list[Floats] = []
-    gaps: list[Floats] = []
-    kernels: list[Floats] = []
-    for trace in traces:
-        launches = np.flatnonzero(trace.is_kind("launch"))
-        device = np.flatnonzero(trace.is_kind("kernel"))
-        calls.append(trace.duration_s[launches])
-        kernels.append(trace.duration_s[device])
-        for lane in np.unique(trace.lane[launches]):
-            starts = trace.start_s[launches[trace.lane[launches] == lane]]
-            between.append(np.diff(starts))
-        gaps += _gaps_when_queued(trace, launches, device)
-    if not sum(map(len, gaps)) and not sum(map(len, between)):
-        return None
-    all_gaps = np.concatenate([*gaps, np.zeros(0)])
-    return HostTimes(
-        float(np.median(np.concatenate(between))) if sum(map(len, between)) else 0.0,
-        float(np.median(np.concatenate(calls))),
-        float(np.median(all_gaps)) if len(all_gaps) else 0.0,
-        float(np.concatenate(kernels).mean()) if sum(map(len, kernels)) else 0.0,
-    )
-
-
-def _gaps_when_queued(trace: Trace, launches: NDArray[np.int64], device: NDArray[np.int64]) -> list[Floats]:
-    """Gaps between neighbours of a stream where the second was launched well before the first ended."""
-    keys = trace.correlation[launches]
-    order = np.argsort(keys, kind="stable")
-    keys, launched = keys[order], trace.end_s[launches][order]
-    found = []
-    for lane in np.unique(trace.lane[device]):
-        rows = device[trace.lane[device] == lane]
-        at = np.minimum(np.searchsorted(keys, trace.correlation[rows]), max(len(keys) - 1, 0))
-        if not len(keys):
-            continue
-        known = (keys[at] == trace.correlation[rows]) & (trace.correlation[rows] >= 0)
-        gap = trace.start_s[rows[1:]] - trace.end_s[rows[:-1]]
-        queued = known[1:] & (launched[at[1:]] + 20e-6 < trace.end_s[rows[:-1]])
-        found.append(gap[queued & (gap >= 0)])
-    return found
 
 
 def fit_idle(traces: Iterable[Trace]) -> IdleFrequency | None:

@@ -235,6 +235,20 @@ class Trace:
         """Return the events of a mask or of ascending indices; names, lanes and metadata stay."""
         return replace(self, **{c: getattr(self, c)[which] for c in COLUMNS})
 
+    def overruns(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Return events that last into the next one of their stream, and that next one, as indices.
+
+        A stream runs its work in order, so these were measured wrongly (a lost end, a counter that ran over); not so
+        kernels of one launch of a graph (one correlation), which may run side by side, nor events of one start.
+        """
+        rows = np.flatnonzero(self.on_device & self.is_kind(*DEVICE_KINDS))
+        rows = rows[np.lexsort((self.start_s[rows], self.lane[rows]))]
+        now, then = rows[:-1], rows[1:]
+        over = (self.lane[now] == self.lane[then]) & (self.end_s[now] > self.start_s[then])
+        over &= self.start_s[then] > self.start_s[now]
+        over &= (self.correlation[now] != self.correlation[then]) | (self.correlation[now] < 0)
+        return now[over], then[over]
+
     def shifted(self, by_s: float) -> Trace:
         """Return the same events ``by_s`` seconds later (an aligned clock)."""
         return replace(self, start_s=self.start_s + by_s, end_s=self.end_s + by_s)

@@ -17,7 +17,8 @@ from telekit.cost.scaling import resized
 from telekit.diagnose.analysis.diagnosis import Diagnosis, diagnose
 from telekit.diagnose.cluster_values import FITTED, fitted_cluster
 from telekit.diagnose.faults import TracedJob, generate
-from telekit.diagnose.fits import Measured
+from telekit.diagnose.faults.kinds import effects_of
+from telekit.diagnose.fits import Measured, fit_idle
 from telekit.diagnose.readers import read
 from telekit.diagnose.trace import TraceSet
 from telekit.job import Job, load_job
@@ -27,6 +28,8 @@ from telekit.ui.tables import Table
 CASE = "telechat3-105b-910b-256"
 SIZES = (256, 4096)
 HOSTS_US = (20, 30, 40, 60, 100)
+GROWING = ("host", "recompute", "bubble", "dp_comm")
+"""Parts of a step that change with the host's time a launch."""
 
 
 @cache
@@ -53,15 +56,16 @@ def launches_table() -> Table:
     lines = []
     for launch in HOSTS_US:
         found = {n: estimate(with_kernels(case(n), {"host_launch_s": launch * 1e-6})) for n in SIZES}
-        issuing = (found[SIZES[0]].breakdown_s or {})["host"]
+        parts = found[SIZES[0]].breakdown_s or {}
         steps = (f"{_step_s(found[n]):.2f} s" for n in SIZES)
         longer = f"{_step_s(found[SIZES[1]]) / usual[SIZES[1]] - 1:+.0%}"
-        lines.append((f"{launch} µs", *steps, f"{issuing:.2f} s", longer))
-    assumed = case(SIZES[0]).cluster.device.kernels.host_launch_s
+        lines.append((f"{launch} µs", *steps, longer, *(f"{parts[name]:.2f}" for name in GROWING)))
+    assumed = 1e6 * case(SIZES[0]).cluster.device.kernels.host_launch_s
     title = (
-        f"TeleChat3-105B by its public file; a launch takes {1e6 * assumed:.0f} µs in the catalog (assumed)"
+        f"TeleChat3-105B by its public file; a launch takes {assumed:.0f} µs in the catalog (assumed); "
+        f"parts in s, on {SIZES[0]}"
     )
-    head = ("a launch", *(f"step on {n:,}" for n in SIZES), f"host, on {SIZES[0]}", f"longer on {SIZES[1]:,}")
+    head = ("a launch", *(f"step on {n:,}" for n in SIZES), f"longer on {SIZES[1]:,}", *GROWING)
     return Table(title, head, tuple(lines))
 
 
@@ -166,6 +170,35 @@ def fitted_table() -> Table:
         ("value", "catalog", "planted", "measured"),
         lines,
     )
+
+
+IDLE_SEEDS = range(4)
+
+
+def idle_table() -> Table:
+    """Lay the idle mode that was planted in four jobs beside what their traces show of it."""
+    lines = []
+    for seed in IDLE_SEEDS:
+        run = generate("frequency-drop-everywhere", TracedJob.of(16, steps=4), seed)
+        effects, found = effects_of(run.faults, run.job), fit_idle(run.traces.traces)
+        if found is None:
+            raise AssertionError("these traces show it")
+        lines.append(
+            (
+                *(f"{factor:.2f}" for factor in (run.truth().size, found.factor)),
+                *(f"{1e3 * s:.1f} ms" for s in (effects.idle_window_s[0], found.window_s)),
+                *(f"{1e6 * s:.0f} µs" for s in (effects.idle_s[0], found.threshold_s)),
+            )
+        )
+    head = (
+        "slower by, planted",
+        "measured",
+        "slow for, planted",
+        "measured",
+        "threshold, planted",
+        "measured",
+    )
+    return Table("idle mode in traces of 16 ranks, 4 jobs", head, tuple(lines))
 
 
 def estimated_table() -> Table:

@@ -34,12 +34,15 @@ def heat_rows(run: MachineRun, metric: str) -> Tables:
     """Make tables ``heat`` (machine, from, to, value, text) and ``faults`` (machine, from, to)."""
     values = run.metrics.filled(metric)
     count = values.shape[1] // CELL_S
-    cells = values[:, : count * CELL_S].reshape(len(values), count, CELL_S).mean(axis=2)
+    parts = values[:, : count * CELL_S].reshape(len(values), count, CELL_S)
+    known = np.isfinite(parts).sum(axis=2)
+    cells = parts.sum(axis=2, where=np.isfinite(parts)) / np.maximum(known, 1)
     heat: Table = [
         {"machine": number_of(name), "from": column * CELL_S / MINUTE_S, "to": (column + 1) * CELL_S / MINUTE_S,
          "value": float(f"{value:.4g}"), "text": f"{value:.3g} {metric.rpartition(' ')[2]}"}
-        for name, line in zip(run.metrics.machines, cells.tolist(), strict=True)
+        for row, (name, line) in enumerate(zip(run.metrics.machines, cells.tolist(), strict=True))
         for column, value in enumerate(line)
+        if known[row, column]
     ]  # fmt: skip
     faults: Table = [
         {"machine": f.machine, "from": f.start_s / MINUTE_S, "to": f.end_s / MINUTE_S} for f in run.faults
@@ -115,12 +118,14 @@ def _lines(
 ) -> Table:
     """One line a machine that is followed, and one of the highest of all others."""
     rest = [column for column, name in enumerate(machines) if name not in kinds]
+    values = np.where(np.isfinite(values), values, -np.inf)
     lines = [("others", OTHERS, values[:, rest].max(axis=1))] if rest else []
     lines += [(name, kinds[name], values[:, c]) for c, name in enumerate(machines) if name in kinds]
     return [
         {"minute": round(at / MINUTE_S, 3), "line": name, "kind": kind, "value": round(value, 3)}
         for name, kind, line in lines
         for at, value in zip(times_s.tolist(), line.tolist(), strict=True)
+        if np.isfinite(value)
     ]
 
 

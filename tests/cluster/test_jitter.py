@@ -31,6 +31,18 @@ def test_a_shared_part_against_drawn_runs(spread, share, devices):
     assert jitter.slowest(devices) == pytest.approx(largest.mean(), abs=4 * error)
 
 
+@pytest.mark.parametrize("spread", SPREADS)
+@pytest.mark.parametrize("share", [0.01, 0.5])
+def test_nodes_of_one_device_against_drawn_runs(spread, share):
+    """Two exponentials added are no exponential: only of normal parts the sum has the shape of each."""
+    jitter = Jitter(0.01, spread, share, 1)
+    largest = jitter.draw(np.random.default_rng(7), 100_000, 9).max(1)
+    error = largest.std() / np.sqrt(len(largest))
+    assert jitter.slowest(9) == pytest.approx(largest.mean(), abs=4 * error)
+    if spread == "normal":
+        assert jitter.slowest(9) == pytest.approx(1 + 0.01 * expected_largest(9, spread), rel=1e-12)
+
+
 def test_one_node_of_normal_devices_in_closed_form():
     # the common part shifts all of a node alike: only the own parts' largest is left
     share = 0.36

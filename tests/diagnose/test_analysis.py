@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from pathlib import Path
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy_job import Toy
 
-from telekit.diagnose.analysis.breakdown import CATEGORIES, break_down
+from telekit.diagnose.analysis.breakdown import CATEGORIES, break_down, idle_event, longest_of
 from telekit.diagnose.analysis.clocks import align
 from telekit.diagnose.analysis.collectives import identify, match, places
 from telekit.diagnose.analysis.critical import critical_path
@@ -110,6 +111,25 @@ def test_steps_by_what_recurs():
     assert find_steps(Trace.of(records[:2])).found_by == "whole trace"
 
 
+def test_a_frame_that_outlasts_its_step_does_not_lengthen_it():
+    """A profiler's own frame begins before the last step's mark ends, and stops the profiler 8 s after it."""
+    records = [
+        {"name": f"ProfilerStep#{s}", "kind": "host", "start_s": 3.0 * s, "end_s": 3.0 * s + 3}
+        for s in range(2)
+    ]
+    records += [
+        {"name": "profiler.py: step", "kind": "host", "start_s": 5.9, "end_s": 14.0},
+        {"name": "stop_trace", "kind": "host", "start_s": 7.0, "end_s": 14.0},
+    ]
+    steps = find_steps(Trace.of(records, rank=0))
+    assert steps.edges_s.tolist() == [0, 3, 6]
+    records += [
+        {"name": "launch", "kind": "launch", "start_s": 5.0, "end_s": 5.1, "correlation": 1},
+        {"name": "gemm", "kind": "kernel", "start_s": 5.5, "end_s": 7.5, "correlation": 1},
+    ]
+    assert find_steps(Trace.of(records, rank=0)).edges_s[-1] == 7.5, "its device may still be at work"
+
+
 def test_steps_of_kernels_follow_their_launch():
     """The host launches step 1's kernel in step 1; the device runs it after step 2 began."""
     records = [
@@ -176,6 +196,42 @@ def test_critical_path_over_host_and_device():
     assert path.seconds()["kernel"] == pytest.approx(0.9 + 0.5 + 0.4)
     edges = [(a.end_s, b.start_s) for a, b in zip(path.links, path.links[1:], strict=False)]
     assert all(a == pytest.approx(b) for a, b in edges)
+
+
+def test_a_host_on_the_critical_path_is_split_by_what_it_does():
+    """Between two kernels the host loads for 3 s, is silent for 1, runs an operator for 4 and launches for 2.5."""
+    records = [
+        {"name": "launch", "kind": "launch", "start_s": 0.0, "end_s": 0.5, "correlation": 0},
+        {"name": "a", "kind": "kernel", "start_s": 0.5, "end_s": 2.0, "correlation": 0},
+        {"name": "DataLoader.__next__", "kind": "data", "start_s": 2.0, "end_s": 5.0},
+        {"name": "aten::mm", "kind": "host", "start_s": 6.0, "end_s": 12.5},
+        {"name": "launch", "kind": "launch", "start_s": 10.0, "end_s": 12.5, "correlation": 1},
+        {"name": "b", "kind": "kernel", "start_s": 12.5, "end_s": 13.0, "correlation": 1},
+    ]
+    path = critical_path(Trace.of(records))
+    assert path.seconds() == pytest.approx(
+        {"launch": 0.5 + 2.5, "kernel": 2.0, "data": 3.0, "idle": 1.0, "host": 4.0}
+    )
+    for before, after in itertools.pairwise(path.links):
+        assert before.end_s == after.start_s
+
+
+def test_the_longest_time_of_what_a_host_did():
+    """It loads for 3 s and launches for 2 s, twice: each is asked for by itself."""
+    records = [{"name": f"k{a}", "kind": "kernel", "start_s": a, "end_s": a + 1} for a in (0, 4, 9, 12)]
+    records += [
+        {"name": "DataLoader.__next__", "kind": "data", "start_s": 1.0, "end_s": 4.0},
+        {"name": "cudaLaunchKernel", "kind": "launch", "start_s": 6.0, "end_s": 8.0},
+        {"name": "cudaLaunchKernel", "kind": "launch", "start_s": 10.5, "end_s": 12.0},
+        {"name": "aten::mm", "kind": "host", "start_s": 5.5, "end_s": 6.5},
+    ]
+    trace = Trace.of(records, rank=0)
+    steps = find_steps(trace)
+    assert longest_of(trace, steps, 0, ("data",)) == (1.0, 3.0)
+    assert longest_of(trace, steps, 0, ("launch",)) == (6.0, 2.0)
+    assert longest_of(trace, steps, 0, ("launch", "host", "silent")) == (5.0, 4.0)
+    assert longest_of(trace, steps, 0, ("checkpoint",)) == (0.0, 0.0)
+    assert idle_event(trace, 5.0, 9.0, ("launch", "host", "silent"))["name"] == "cudaLaunchKernel"
 
 
 def test_outliers_in_noise():

@@ -8,7 +8,8 @@ import pytest
 from telekit.cluster.jitter import Jitter
 from telekit.diagnose.faults import TracedJob, generate
 from telekit.diagnose.faults.kinds import effects_of
-from telekit.diagnose.fits import fit_host, fit_idle, fit_jitter, fit_monitor, measure
+from telekit.diagnose.fits import fit_idle, fit_jitter, fit_monitor, measure
+from telekit.diagnose.host_times import fit_host
 from telekit.diagnose.trace import Trace
 from telekit.errors import InputError
 
@@ -42,6 +43,56 @@ def test_what_issuing_costs_comes_back():
     assert not found.host_bound
     slow = fit_host(generate(job=replace(job, host_launch_s=300e-6)).traces)
     assert slow.host_bound
+
+
+def issued(times, first=0):
+    """One launch for each (launch, its end, kernel, its end), microseconds."""
+    rows = []
+    for number, (call, back, begin, end) in enumerate(times, first):
+        rows.append({"name": "cudaLaunchKernel", "kind": "launch", "start_s": call * 1e-6, "end_s": back * 1e-6,
+                     "correlation": number})  # fmt: skip
+        rows.append({"name": "gemm", "kind": "kernel", "start_s": begin * 1e-6, "end_s": end * 1e-6,
+                     "correlation": number})  # fmt: skip
+    return rows
+
+
+def test_a_full_queue_is_no_cost_of_issuing():
+    """A launch costs 5 us, a kernel takes 100; once 100 launches wait, each call waits for a kernel to end."""
+    free = [(5 * i, 5 * i + 3, 5 + 100 * i, 105 + 100 * i) for i in range(100)]
+    full = [(500 + 100 * i, 598 + 100 * i, 10_005 + 100 * i, 10_105 + 100 * i) for i in range(2000)]
+    assert fit_host([Trace.of(issued(free + full))]).host_launch_s == pytest.approx(5e-6)
+    assert fit_host([Trace.of(issued(full))]) is None  # full before the trace began
+
+
+def test_a_host_that_waits_for_its_device_says_nothing_of_issuing():
+    """A launch costs 5 us, a kernel takes 1 ms, and after so many launches the host waits for the last kernel."""
+
+    def steps(launches):
+        return [(s * (1000 * launches + 100) + 5 * i, s * (1000 * launches + 100) + 5 * i + 3,
+                 s * (1000 * launches + 100) + 10 + 1000 * i, s * (1000 * launches + 100) + 10 + 1000 * (i + 1))
+                for s in range(20) for i in range(launches)]  # fmt: skip
+
+    assert fit_host([Trace.of(issued(steps(3)))]).host_launch_s == pytest.approx(5e-6)
+    assert fit_host([Trace.of(issued(steps(1)))]) is None
+    assert "host_launch_s" not in measure([Trace.of(issued(steps(1)))]).kernels()
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.2])
+def test_a_host_bound_job_is_told_from_one_that_waits(spread):
+    """Each launch comes 12 us after the one before, or 4 us after its kernel has ended; kernels take 7 us or so."""
+    rng = np.random.default_rng(1)
+    length = 7 * (1 + spread * rng.standard_normal(200))
+    bound = [(12 * i, 12 * i + 2, 12 * i + 2, 12 * i + 2 + t) for i, t in enumerate(length)]
+    now, waiting = 0.0, []
+    for t in length:
+        waiting.append((now, now + 2, now + 2, now + 2 + t))
+        now += 2 + t + 4
+    found = fit_host([Trace.of(issued(bound))])
+    assert fit_host([Trace.of(issued(waiting))]) is None
+    assert found is None if spread == 0 else found.host_launch_s == pytest.approx(12e-6)
+    wait = {"name": "cudaStreamSynchronize", "kind": "wait", "start_s": 1.0, "end_s": 1.1}
+    found = fit_host([Trace.of([*issued(bound), wait])])  # where waits are recorded, one that is not was none
+    assert found.host_launch_s == pytest.approx(12e-6)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -88,9 +139,9 @@ def test_traces_that_show_nothing_give_nothing():
     one = Trace.of([{"name": "a", "kind": "kernel", "start_s": 0, "end_s": 1, "step": 0}], rank=0)
     assert measure([one]).jitter is None
     host = Trace.of(
-        [{"name": "a", "kind": "launch", "start_s": i, "end_s": i + 0.5} for i in range(3)], rank=0
+        [{"name": "a", "kind": "launch", "start_s": i, "end_s": i + 0.5} for i in range(30)], rank=0
     )
-    assert fit_host([host]).host_launch_s == 1
+    assert fit_host([host]) is None  # nothing says whether the host waited in between
     with pytest.raises(InputError):
         fit_jitter([one], devices_per_node=0)
 

@@ -20,14 +20,15 @@ def _one(values):
     return MachineMetrics(("m",), tuple("abcdef"[: len(values)]), np.array([values], dtype=float))
 
 
-@given(arrays(float, (2, 9), elements=st.sampled_from([np.nan, 1.0, 2.0, 3.0, 4.0])))
+@given(arrays(float, (2, 30), elements=st.sampled_from([np.nan] * 12 + [1.0, 2.0])))
 def test_filling_takes_the_nearest_sample_and_the_earlier_of_two(values):
     filled = _one(values).filled("m")
     for row, found in zip(values, filled, strict=True):
         known = np.flatnonzero(np.isfinite(row))
         for at in range(row.size):
-            if known.size:
-                assert found[at] == row[min(known, key=lambda k: (abs(k - at), k))]
+            nearest = min(known, key=lambda k: (abs(k - at), k)) if known.size else 10**6
+            if abs(nearest - at) <= 8:
+                assert found[at] == row[nearest]
             else:
                 assert np.isnan(found[at])
 
@@ -86,6 +87,38 @@ def test_equal_outliers_have_the_z_score_that_the_threshold_counts_on(machines, 
 
 def test_z_scores_of_machines_all_alike_are_zero():
     assert not z_scores(np.full((3, 5), 0.7)).any()
+
+
+def test_absent_machines_are_left_out_of_distances_and_scores():
+    rng = np.random.default_rng(3)
+    embedded = rng.normal(size=(6, 5, 3))
+    gone = rng.random((6, 5)) < 0.3
+    embedded[gone] = np.nan
+    distances = mean_distances(embedded)
+    scores = z_scores(distances)
+    for window in range(6):
+        here = np.flatnonzero(~gone[window])
+        alone = mean_distances(embedded[window : window + 1, here])
+        np.testing.assert_allclose(distances[window, here], alone[0])
+        np.testing.assert_allclose(scores[window, here], z_scores(alone)[0])
+    assert np.isnan(distances[gone]).all() and np.isnan(scores[gone]).all()
+
+
+def test_silences_are_what_cannot_be_filled():
+    values = np.ones((2, 3, 60))
+    values[:, 0, 20:37] = np.nan  # 17 samples: the one in the middle is 9 away from both
+    values[:, 1, 20:36] = np.nan
+    values[0, 2, 10:50] = np.nan  # of one metric alone
+    metrics = MachineMetrics(("a", "b"), ("x", "y", "z"), values, 100.0, 2.0)
+    assert metrics.silences() == (("x", 140.0, 174.0),)
+    assert np.isnan(metrics.filled("a")).sum(axis=1).tolist() == [1, 0, 24]
+    values[:, 1, 41:] = np.nan
+    assert MachineMetrics(("a", "b"), ("x", "y", "z"), values).silences() == (("x", 20, 37), ("y", 41, None))
+
+
+def test_moving_mean_passes_over_what_is_missing():
+    values = np.array([1.0, np.nan, 3.0, np.nan, np.nan, 5.0])[:, None]
+    np.testing.assert_allclose(moving_mean(values, 2)[:, 0], [1, 3, 3, np.nan, 5])
 
 
 def test_moving_mean_equals_brute_force():

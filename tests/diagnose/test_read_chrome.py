@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from telekit.diagnose.marks import step_number
 from telekit.diagnose.readers import read
-from telekit.diagnose.readers.classify import is_communication, kind_of, operation, step_number
+from telekit.diagnose.readers.classify import is_communication, kind_of, operation
 from telekit.diagnose.readers.times import nanoseconds
 from telekit.diagnose.trace import KINDS, OPERATIONS
 from telekit.errors import InputError

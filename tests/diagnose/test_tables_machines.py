@@ -8,7 +8,8 @@ import pytest
 from telekit.diagnose.analysis.diagnosis import diagnose
 from telekit.diagnose.minder.detect import Rules, detect
 from telekit.diagnose.minder.generate import FAULT_KINDS, MachineFault, draw_fault, generate
-from telekit.diagnose.minder.metrics import MachineMetrics
+from telekit.diagnose.minder.metrics import MachineMetrics, align
+from telekit.diagnose.minder.model import mean_distances
 from telekit.diagnose.minder.untrained import untrained
 from telekit.errors import InputError
 
@@ -111,6 +112,30 @@ def test_one_file_a_rank_a_long_form_and_a_late_fault_of_a_long_run(tmp_path):
     assert [f.machines for f in diagnose(tmp_path / "long").findings] == [("host4",)]
 
 
+def test_a_machine_that_stops_reporting_is_said_and_not_called_faulty(tmp_path):
+    """Averages are of what was measured: a sample that is missing is not made up for hours."""
+    run = generate(8, 900, glitches_per_hour=0, seed=1)
+    values = run.metrics.values[[run.metrics.names.index("gpu power W")]]
+    values[:, 2, 300:880] *= 0.5
+    values[:, 5, 400:] = np.nan
+    values[:, 2, 420:440] = np.nan
+    rows = [f"{BEGIN + t},machine-{m},{values[0, m, t]:.5g}" for m in range(8) for t in range(900)
+            if np.isfinite(values[0, m, t])]  # fmt: skip
+    path = tmp_path / "metrics.csv"
+    path.write_text("timestamp,machine,power\n" + "\n".join(rows) + "\n")
+    found = diagnose(path)
+    assert [f.machines for f in found.findings] == [("machine-2",)]
+    (report,) = found.tables
+    assert "machine-5 not reporting since 2023-11-14 22:20:00 UTC" in report.says
+    assert any("machine-2: not reporting from" in note for note in report.notes)
+    (evidence,) = found.findings[0].evidence
+    begin, end = (round(t - BEGIN) for t in (evidence.start_s, evidence.end_s))
+    measured = np.nanmean(values[0, 2, begin:end])
+    assert float(evidence.text.split("power ")[1].split(" on average")[0]) == pytest.approx(
+        measured, rel=2e-3
+    )
+
+
 def test_what_cannot_be_compared_is_said(tmp_path):
     write(tmp_path / "m.csv", generate(2, 300, seed=0))
     assert any("takes 3" in n for n in diagnose(tmp_path).tables[0].notes)
@@ -127,3 +152,37 @@ def test_what_cannot_be_compared_is_said(tmp_path):
     for reason in ("2: a sample without a time or machine", "1: a sample is over 30 days", "has not as many cells",
                    "'power' is no number"):  # fmt: skip
         assert reason in told
+
+
+def test_a_table_cut_inside_its_last_cell_is_reported(tmp_path):
+    path = tmp_path / "metrics.csv"
+    write(path, generate(4, 60, seed=1))
+    whole = diagnose(path)
+    path.write_text(path.read_text()[:-4])
+    cut = diagnose(path)
+    assert not any("no end" in str(p) for p in whole.problems)
+    assert [p.lost for p in cut.problems if "no end" in p.reason and p.count == 1] == [False]
+    assert len(cut.tables[0].rows) == len(whole.tables[0].rows)
+
+
+def test_samples_in_any_order_are_put_where_they_belong():
+    random = np.random.default_rng(4)
+    time, machine = random.integers(0, 50, 400) + random.uniform(-0.3, 0.3, 400), random.integers(0, 5, 400)
+    metric, value = random.integers(0, 3, 400), random.standard_normal(400)
+    value[::17] = np.nan
+    found = align(time, [f"m{m}" for m in machine], [f"x{k}" for k in metric], value)
+    wanted = {}
+    for i in np.argsort(time, kind="stable"):  # of several on one place the last in time
+        if np.isfinite(value[i]):
+            wanted[metric[i], machine[i], round(time[i])] = value[i]
+    first = round(found.start_s)
+    for k, m, t in np.ndindex(found.values.shape):
+        expected = wanted.get((k, m, t + first), np.nan)
+        assert found.values[k, m, t] == pytest.approx(expected, nan_ok=True)
+
+
+def test_many_machines_are_compared_as_few_are():
+    random = np.random.default_rng(5)
+    points = random.standard_normal((3, 80, 8))
+    apart = np.sqrt(((points[:, :, None] - points[:, None]) ** 2).sum(axis=-1)).sum(axis=2) / 79
+    assert mean_distances(points) == pytest.approx(apart, rel=1e-4)

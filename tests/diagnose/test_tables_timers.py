@@ -182,3 +182,10 @@ def test_a_log_cut_anywhere_gives_no_other_number(tmp_path, option):
         assert len(diagnose(path).tables) == 1
     path.write_bytes(gzip.compress(whole.encode()))
     assert len(read(path).tables[0]) == len(table)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_extremes_of_many_ranks_lie_apart_by_chance(tmp_path, seed):
+    found = run(tmp_path, "minmax", ranks=256, jitter=0.03, seed=seed)
+    assert found.healthy, [str(f) for f in found.findings]
+    assert found.says.startswith("nothing found; not told: ") and "no trace" in found.says

@@ -8,6 +8,7 @@ import pytest
 from toy_job import Toy
 
 from telekit.diagnose.analysis.diagnosis import diagnose
+from telekit.diagnose.faults import TracedJob, generate
 from telekit.diagnose.trace import Trace, TraceSet
 
 ALL, NODE = tuple(range(16)), tuple(range(8, 16))
@@ -138,3 +139,14 @@ def test_the_command_refuses_what_is_not_there(tmp_path, telekit):
     status, out, err = telekit("diagnose", tmp_path / "nothing")
     assert (status, out) == (2, "")
     assert "nothing" in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize("kind", ["slow-launch", "slow-launch-everywhere"])
+def test_a_slow_launch_is_shown_where_the_host_launches(kind):
+    """The longest idle time of a step is that in which its batch is fetched, on every rank."""
+    found = diagnose(generate(kind, TracedJob.of(16, layers=1, micro_batches=2, steps=5), seed=3).traces)
+    evidence = found.findings[0].evidence[0]
+    assert found.findings[0].kind == "slow launch"
+    assert evidence.event["kind"] in ("launch", "host")
+    assert evidence.event["name"] in evidence.text
+    assert "DataLoader" not in evidence.text

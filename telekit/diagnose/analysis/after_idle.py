@@ -111,8 +111,7 @@ def _sampled(run: Run) -> list[int]:
 
 def normal_places(run: Run) -> tuple[Ints, Floats]:
     """Return the normal duration of each kernel at its place in a step: keys of places, seconds."""
-    whole = np.ones(len(run.number), bool)
-    return _reference([_kernels(run, r, whole) for r in _sampled(run)])
+    return _reference([_kernels(run, r, run.present[r]) for r in _sampled(run)])
 
 
 def pattern_after_idle(
@@ -197,16 +196,15 @@ def everywhere(run: Run, valid: NDArray[np.bool_]) -> AfterIdle | None:
     no other reason; kernels are the same at one place of ranks that launch in one order, else of one rank. Where every
     rank rests before every such place, kernels are compared with like ones elsewhere (:func:`like_kernels`).
     """
-    return _same_places(run, valid) or _following(run)
+    return _same_places(run, valid) or following(run, _sampled(run), valid)
 
 
-def _following(run: Run) -> AfterIdle | None:
-    rows = _sampled(run)
-    for share in GAPS[::-1]:
-        found = like_kernels(run, rows, share * run.step_s)
-        if found is not None:
-            return AfterIdle(found[0], 0.0, share * run.step_s, 0.0, found[3], 2 * found[1], found[2])
-    return None
+def following(run: Run, rows: list[int], valid: NDArray[np.bool_]) -> AfterIdle | None:
+    """Compare kernels after idle times with kernels between the same ones, long after any."""
+    found = like_kernels(run, rows, valid)
+    if found is None:
+        return None
+    return AfterIdle(found.excess, 0.0, found.gap_s, found.window_s, found.event, found.share, found.row)
 
 
 def _same_places(run: Run, valid: NDArray[np.bool_]) -> AfterIdle | None:

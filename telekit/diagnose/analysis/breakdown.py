@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,8 +31,8 @@ class Breakdown:
     ----------
     seconds : (steps, categories) array
         Columns are :data:`CATEGORIES`.
-    longest_idle_s, longest_idle_at_s : (steps,) arrays
-        The longest time without any work on the device, and when it begins.
+    longest_idle_s : (steps,) array
+        The longest time without any work on the device.
     edges_s : (steps + 1,) array
         Step boundaries.
     gap_start_s, gap_end_s : arrays
@@ -40,7 +41,6 @@ class Breakdown:
 
     seconds: Floats
     longest_idle_s: Floats
-    longest_idle_at_s: Floats
     edges_s: Floats
     gap_start_s: Floats
     gap_end_s: Floats
@@ -80,14 +80,13 @@ def break_down(trace: Trace, steps: Steps, transfer: tuple[Floats, Floats] | Non
     steps_count = len(edges) - 1
     flat = step * len(CATEGORIES) + category
     seconds = np.bincount(flat, weights=found.length_s, minlength=steps_count * len(CATEGORIES))
-    longest, at = _longest(found, step, steps_count)
+    longest = _longest(found, step, steps_count)
     kernels = union(trace.start_s[k := trace.is_kind("kernel")], trace.end_s[k])
     gaps = np.r_[window[0], kernels[1]], np.r_[kernels[0], window[1]]
     real = gaps[1] > gaps[0]
     return Breakdown(
         np.asarray(seconds, float).reshape(steps_count, len(CATEGORIES)),
         longest,
-        at,
         edges,
         gaps[0][real],
         gaps[1][real],
@@ -136,17 +135,38 @@ def _category(active: NDArray[np.bool_]) -> NDArray[np.int64]:
     ).astype(np.int64)
 
 
-def _longest(found: Sweep, step: NDArray[np.int64], steps: int) -> tuple[Floats, Floats]:
-    """Longest time without work on the device in each step, and its start."""
+def _longest(found: Sweep, step: NDArray[np.int64], steps: int) -> Floats:
+    """Longest time without work on the device in each step."""
     idle: NDArray[np.bool_] = np.asarray(~found.active[:, :4].any(axis=1))
     begin = np.flatnonzero(idle & np.r_[True, ~idle[:-1] | (np.diff(step) > 0)])
     last = np.flatnonzero(idle & np.r_[~idle[1:] | (np.diff(step) > 0), True])
     length = found.edges_s[last + 1] - found.edges_s[begin]
-    longest, at = np.zeros(steps), np.full(steps, np.nan)
-    order = np.argsort(length, kind="stable")
-    longest[step[begin[order]]] = length[order]
-    at[step[begin[order]]] = found.edges_s[begin[order]]
-    return longest, at
+    longest = np.zeros(steps)
+    np.maximum.at(longest, step[begin], length)
+    return longest
+
+
+def longest_of(trace: Trace, steps: Steps, at: int, names: Sequence[str]) -> tuple[float, float]:
+    """Start and length of a step's longest time in a row of some categories; length 0 where there is none.
+
+    Parameters
+    ----------
+    trace, steps : Trace, Steps
+        One rank, repaired, and its steps.
+    at : int
+        Which of the steps.
+    names : sequence of str
+        Some of :data:`CATEGORIES`.
+    """
+    found, category = pieces(trace, steps)
+    begin, end = found.edges_s[:-1], found.edges_s[1:]
+    wanted = np.isin(category, [CATEGORIES.index(n) for n in names])
+    wanted &= (begin >= steps.edges_s[at]) & (end <= steps.edges_s[at + 1])
+    start, stop = union(begin[wanted], end[wanted])
+    if not len(start):
+        return 0.0, 0.0
+    longest = int(np.argmax(stop - start))
+    return float(start[longest]), float(stop[longest] - start[longest])
 
 
 def by_stream(trace: Trace, window: tuple[float, float] | None = None) -> dict[str, dict[str, float]]:
@@ -163,10 +183,13 @@ def by_stream(trace: Trace, window: tuple[float, float] | None = None) -> dict[s
     return found
 
 
-def idle_event(trace: Trace, start_s: float, end_s: float) -> dict[str, Any] | None:
-    """Return the host's most telling event during a time, as evidence; None where the host was silent too."""
+def idle_event(
+    trace: Trace, start_s: float, end_s: float, names: Sequence[str] = HOST_CLASSES
+) -> dict[str, Any] | None:
+    """Return the host's most telling event of some classes during a time, as evidence; None where there is none."""
     host = host_classes(trace)
-    during = (trace.start_s < end_s) & (trace.end_s > start_s) & (host >= 0)
+    wanted = [HOST_CLASSES.index(n) for n in names if n in HOST_CLASSES]
+    during = (trace.start_s < end_s) & (trace.end_s > start_s) & np.isin(host, wanted)
     at = np.flatnonzero(during)
     if not len(at):
         return None

@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from telekit.diagnose.analysis.steps import is_mark
+from telekit.diagnose.marks import is_mark
 from telekit.diagnose.trace import Trace
 
 HOST_CLASSES = ("checkpoint", "memory", "collector", "monitor", "data", "sync", "launch", "host")

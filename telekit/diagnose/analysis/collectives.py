@@ -160,9 +160,8 @@ def _keys(trace: Trace, steps: Steps, index: int, groups: dict[str, int]) -> Int
     direction = np.where(paired, _direction(trace, events), 0)
     sequence = np.where(paired, -1, trace.sequence[events])
     step = steps.of_event[events]
-    place = places(group, operation, direction, step)
-    numbers = steps.number[step] if len(steps.number) else step
-    by_step = np.where(step >= 0, numbers, -1)
+    by_step = steps.number_of(events)
+    place = places(group, operation, direction, by_step)
     place = np.where(sequence >= 0, sequence, -2 - (by_step + 1) * 1_000_000 - place)
     again = places(group, operation, direction, place)  # a call and what it calls carry one number
     columns = (

@@ -50,27 +50,29 @@ class Excess:
     uniform: Floats
 
 
-def excess(run: Run) -> Excess:
-    """Compare each kernel name of each rank with the ranks that run the same, step by step."""
-    reference = _reference(run)
-    over = np.where(np.isnan(run.mean_s), 0.0, run.mean_s - reference) * run.count
+def excess(run: Run, valid: NDArray[np.bool_] | None = None) -> Excess:
+    """Compare each kernel name of each rank with the ranks that run the same, step by step; steps that count only."""
+    valid = np.ones(run.wall_s.shape, bool) if valid is None else valid
+    mean = np.where(valid[:, :, None], run.mean_s, np.nan)
+    reference = _reference(run, mean)
+    over = np.where(np.isnan(mean), 0.0, mean - reference) * run.count
     usual = np.where(np.isnan(reference), 0.0, reference) * run.count
     parts = []
     for which in (~run.experts, run.experts):
         spent, base = over[:, :, which].sum(axis=2), usual[:, :, which].sum(axis=2)
         parts += [spent, spent / np.where(base > 0, base, np.nan)]
-    by_name = run.mean_s / np.where(reference > 0, reference, np.nan) - 1
-    return Excess(parts[0], parts[2], parts[1], parts[3], by_name, _uniform(run))
+    by_name = mean / np.where(reference > 0, reference, np.nan) - 1
+    return Excess(parts[0], parts[2], parts[1], parts[3], by_name, _uniform(run, valid))
 
 
-def _reference(run: Run) -> Floats:
+def _reference(run: Run, mean_s: Floats) -> Floats:
     """Return the normal mean duration by rank, step and name: of the rank's role where it has company, else of all."""
     with np.errstate(all="ignore"):
-        found = np.broadcast_to(_quartile(run.mean_s), run.mean_s.shape).copy()
+        found = np.broadcast_to(_quartile(mean_s), mean_s.shape).copy()
         for role in np.unique(run.roles):
             mine = run.roles == role
             if mine.sum() >= FEW_RANKS:
-                found[mine] = _quartile(run.mean_s[mine])
+                found[mine] = _quartile(mean_s[mine])
     return found
 
 
@@ -82,10 +84,10 @@ def _quartile(values: Floats) -> Floats:
     return np.asarray(np.take_along_axis(ranked, at[None], axis=0)[0])
 
 
-def _uniform(run: Run) -> Floats:
+def _uniform(run: Run, valid: NDArray[np.bool_]) -> Floats:
     """Time-weighted median over names of the median duration against all ranks' lower quartile, minus 1."""
     usable = ~run.experts if (~run.experts).any() else run.experts
-    middle = run.middle_s[:, :, usable]
+    middle = np.where(valid[:, :, None], run.middle_s[:, :, usable], np.nan)
     if not middle.size:
         return np.full(run.wall_s.shape, np.nan)
     reference = _quartile(middle)
@@ -102,7 +104,7 @@ def device_findings(run: Run, valid: NDArray[np.bool_]) -> list[Finding]:
     """Find ranks whose kernels are slower, and say which of the kinds it is."""
     if len(run.traces) < 3 or not run.names:
         return []
-    over = excess(run)
+    over = excess(run, valid)
     found: list[Finding] = []
     dense = np.where(valid, over.dense_s / run.step_s, np.nan)
     rows = _flag(dense, over.dense, valid)
@@ -203,7 +205,7 @@ def _slow_device(
     level = np.where(np.isnan(over.dense[worst.row]), over.expert[worst.row], over.dense[worst.row])
     level = np.fmax(level, over.uniform[worst.row])
     high = level > 0.5 * np.nanmax(level)
-    some = high.mean() < 0.85
+    some = high[run.present[worst.row]].mean() < 0.85
     kind = "slow device in some steps" if some else "slow device"
     steps = tuple(run.number[np.flatnonzero(high)].tolist())
     evidence = tuple(_kernel_evidence(run, over, o, ~run.experts) for o in outliers[:3])

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
+from telekit.diagnose.analysis.classes import HOST_CLASSES, host_classes
+from telekit.diagnose.analysis.intervals import sweep
 from telekit.diagnose.trace import KINDS, Trace
 
 
@@ -18,7 +21,8 @@ class Link:
     event : int
         Index in the trace; -1 for time in which nothing on the path ran.
     kind : str
-        One of the kinds of event, ``host`` for the launching thread between launches, or ``idle``.
+        Of an event its kind; of the host's time one of :data:`~telekit.diagnose.analysis.classes.HOST_CLASSES`, or
+        ``idle`` where no host event is seen.
     start_s, end_s : float
         By the rank's clock; pieces follow one another without a gap.
     """
@@ -68,7 +72,7 @@ def critical_path(trace: Trace, window: tuple[float, float] | None = None) -> Cr
         trace.on_device & trace.is_kind("kernel", "communication", "copy") & (trace.start_s >= begin)
         & (trace.end_s <= end)
     )  # fmt: skip
-    launch_of = _launches(trace)
+    launch_of, classes = _launches(trace), host_classes(trace)
     by_end = device[np.argsort(trace.end_s[device], kind="stable")]
     ends = trace.end_s[by_end]
     links: list[Link] = []
@@ -82,7 +86,7 @@ def critical_path(trace: Trace, window: tuple[float, float] | None = None) -> Cr
         used -= 1
         done = float(trace.end_s[event])
         if done < now:
-            links += _host(trace, done, now)
+            links += _host(trace, classes, done, now)
         start = max(float(trace.start_s[event]), begin)
         links.append(Link(event, KINDS[trace.kind[event]], start, min(done, now)))
         earlier = min(used, int(np.searchsorted(ends, start, side="right")))
@@ -90,10 +94,10 @@ def critical_path(trace: Trace, window: tuple[float, float] | None = None) -> Cr
         launched = launch_of.get(int(trace.correlation[event]), begin)
         now = start
         if launched > before:  # the device waited for its host
-            links += _host(trace, before, now)
+            links += _host(trace, classes, before, now)
             now = before
     if now > begin:
-        links += _host(trace, begin, now)
+        links += _host(trace, classes, begin, now)
     return CriticalPath(tuple(reversed(links)))
 
 
@@ -103,11 +107,21 @@ def _launches(trace: Trace) -> dict[int, float]:
     return dict(zip(trace.correlation[at].tolist(), trace.end_s[at].tolist(), strict=True))
 
 
-def _host(trace: Trace, start_s: float, end_s: float) -> list[Link]:
-    """One piece of the host's time, by its most telling event; latest first, as the walk goes."""
-    from telekit.diagnose.analysis.breakdown import idle_event
-
+def _host(trace: Trace, classes: NDArray[np.int64], start_s: float, end_s: float) -> list[Link]:
+    """Pieces of the host's time, each by the most telling class that runs in it; latest first, as the walk goes."""
     if end_s <= start_s:
         return []
-    event = idle_event(trace, start_s, end_s)
-    return [Link(-1, event["kind"] if event else "idle", start_s, end_s)]
+    during = np.flatnonzero((trace.start_s < end_s) & (trace.end_s > start_s) & (classes >= 0))
+    kinds = np.unique(classes[during]).tolist()
+    parts = [(trace.start_s[at], trace.end_s[at]) for k in kinds if len(at := during[classes[during] == k])]
+    found = sweep(parts, (start_s, end_s))
+    links: list[Link] = []
+    for piece in range(len(found.length_s) - 1, -1, -1):
+        begin, end = float(found.edges_s[piece]), float(found.edges_s[piece + 1])
+        on = np.flatnonzero(found.active[piece])
+        kind = HOST_CLASSES[kinds[on[0]]] if len(on) else "idle"
+        if links and links[-1].kind == kind:
+            links[-1] = Link(-1, kind, begin, links[-1].end_s)
+        else:
+            links.append(Link(-1, kind, begin, end))
+    return links

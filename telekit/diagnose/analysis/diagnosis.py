@@ -15,7 +15,7 @@ from telekit.diagnose.analysis.clocks import Clocks, align
 from telekit.diagnose.analysis.compute_rules import device_findings
 from telekit.diagnose.analysis.features import Progress, Run, measure
 from telekit.diagnose.analysis.finding import Evidence, Finding
-from telekit.diagnose.analysis.host_rules import host_findings
+from telekit.diagnose.analysis.host_rules import host_findings, launch_notes
 from telekit.diagnose.analysis.link_rules import link_findings
 from telekit.diagnose.analysis.stuck_rules import stuck_findings
 from telekit.diagnose.analysis.summary import RankSummary, summarise
@@ -71,6 +71,26 @@ class Diagnosis:
         return not self.findings
 
     @property
+    def untold(self) -> tuple[str, ...]:
+        """What these files do not show, so that nothing found does not mean healthy."""
+        found = []
+        traces = self.run.traces
+        if not traces:
+            found.append("what kernels, launches and links do (no trace)")
+        elif not any(t.on_device.any() for t in traces):
+            found.append("what kernels do (no device was traced)")
+        if len(traces) < 3 and not any(t.tells_ranks for t in self.tables):
+            found.append(f"who is slower than the others ({len(traces)} ranks traced)")
+        return tuple(found)
+
+    @property
+    def says(self) -> str:
+        """The verdict in words: where nothing was found, what could not be."""
+        if self.findings or not self.untold:
+            return self.verdict
+        return f"nothing found; not told: {', '.join(self.untold)}"
+
+    @property
     def stragglers(self) -> tuple[Finding, ...]:
         """Findings that name some of the ranks."""
         return tuple(f for f in self.findings if f.scope != "all")
@@ -94,6 +114,7 @@ class Diagnosis:
         ]
         return {
             "verdict": self.verdict,
+            "untold": list(self.untold),
             "bound": self.bound,
             "findings": [f.to_dict() for f in self.findings],
             "stragglers": stragglers,
@@ -141,7 +162,7 @@ def diagnose(
     clocks, notes = _clocks(run)
     findings = _with_tables(_findings(run, _valid(run, clocks)) if traces else (), tables)
     summaries = summarise(run)
-    notes += _notes(run, given, summaries)
+    notes += _notes(run, given, summaries) + (launch_notes(run, findings) if traces else [])
     problems = (*given.problems, *unusable, *(p for t in run.traces for p in t.problems),
                 *(p for t in given.tables for p in t.problems), *(p for t in tables for p in t.problems))  # fmt: skip
     verdict = findings[0].kind if findings else "healthy"
@@ -231,24 +252,36 @@ def _clocks(run: Run) -> tuple[Clocks | None, list[str]]:
     if len(run.traces) < 2:
         return None, []
     try:
-        clocks = align(run.traces, run.collectives)
+        clocks = align(run.traces, run.collectives, run.node)
     except InputError as error:
         return None, [f"times of different ranks are not compared: {error.problems[0].rule}"]
-    notes = [
-        f"the clock of rank {run.ranks[j.trace]} was set by {j.by_s * 1e3:+.3f} ms between {j.after_s:.6f} s and "
-        f"{j.before_s:.6f} s of its trace; not a fault"
-        for j in clocks.jumps
-    ]
-    return clocks, notes
+    return clocks, _clock_notes(run, clocks)
+
+
+def _clock_notes(run: Run, clocks: Clocks) -> list[str]:
+    """Say which clocks were set during the trace; of a node once."""
+    notes: dict[tuple[int, float], str] = {}
+    for jump in clocks.jumps:
+        fellows = [
+            j for j in clocks.jumps if run.node[j.trace] == run.node[jump.trace] and j.by_s == jump.by_s
+        ]
+        ranks = [int(run.ranks[j.trace]) for j in fellows]
+        who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}, one node,"
+        notes[int(run.node[jump.trace]), jump.by_s] = (
+            f"the clock of {who} was set by {jump.by_s * 1e3:+.3f} ms between {fellows[0].after_s:.6f} s and "
+            f"{fellows[0].before_s:.6f} s of the trace of rank {ranks[0]}; not a fault"
+        )
+    return list(notes.values())
 
 
 def _valid(run: Run, clocks: Clocks | None) -> NDArray[np.bool_]:
-    """Ranks and steps whose durations count: not those in which a clock was set."""
-    valid = np.ones(run.wall_s.shape, bool)
+    """Ranks and steps whose durations count: those that the rank has, and in which no clock was set."""
+    valid = run.present.copy()
     for jump in clocks.jumps if clocks else ():
         edges = run.breakdowns[jump.trace].edges_s
         touched = (edges[:-1] < jump.before_s) & (edges[1:] > jump.after_s)
-        touched = np.convolve(touched, np.ones(3), "same") > 0  # a clock set back mixes neighbouring steps
+        if jump.by_s < 0:  # a clock set back mixes neighbouring steps
+            touched = np.convolve(touched, np.ones(3), "same") > 0
         valid[jump.trace] &= ~touched[run.column[jump.trace]]
     return valid
 
@@ -274,7 +307,7 @@ def _follows(finding: Finding, first: Finding) -> bool:
 
 
 def _notes(run: Run, given: TraceSet, summaries: Sequence[RankSummary]) -> list[str]:
-    notes = [*given.notes, *dict.fromkeys(n for t in run.traces for n in t.notes)]
+    notes = [*given.notes, *dict.fromkeys(n for t in run.traces for n in t.notes), *run.notes]
     if not run.traces:
         return [*notes, "no trace: the tables alone are judged"]
     if len(run.traces) > run.ranks_per_node:

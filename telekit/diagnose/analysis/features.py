@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from telekit.diagnose.analysis.breakdown import CATEGORIES, Breakdown, break_down
 from telekit.diagnose.analysis.classes import EXPERTS
 from telekit.diagnose.analysis.collectives import Collectives, match
+from telekit.diagnose.analysis.common_steps import Common, common, lacking, rank_names, renumbered
 from telekit.diagnose.analysis.repair import repaired
 from telekit.diagnose.analysis.steps import Steps, find_steps
 from telekit.diagnose.trace import Floats, Trace
@@ -34,29 +35,45 @@ class Run:
         Of each trace.
     collectives : Collectives
         Matched over all traces.
-    number : (steps,) int array
-        Steps that every rank has complete.
-    column : (ranks, steps) int array
-        Index of each common step in each rank's steps.
+    common : Common
+        Steps compared.
     names : tuple of str
         Kernel names compared.
     mean_s, middle_s, count : (ranks, steps, names) arrays
-        Mean and median duration and number of kernels; NaN (count 0) where there are none.
+        Mean and median duration and number of kernels; NaN (count 0) where there are none. Of a step that a rank
+        lacks NaN, and the rank's usual count.
     ranks_per_node : int
         Ranks ``k n`` to ``k n + n - 1`` share node ``k``.
+    notes : tuple of str
+        How steps were found, and who lacks which.
     """
 
     traces: tuple[Trace, ...]
     steps: tuple[Steps, ...]
     breakdowns: tuple[Breakdown, ...]
     collectives: Collectives
-    number: NDArray[np.int64]
-    column: NDArray[np.int64]
+    common: Common
     names: tuple[str, ...]
     mean_s: Floats
     middle_s: Floats
     count: Floats
     ranks_per_node: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def number(self) -> NDArray[np.int64]:
+        """Number of each common step."""
+        return self.common.number
+
+    @property
+    def column(self) -> NDArray[np.int64]:
+        """Index of each common step in each rank's steps, shape (ranks, steps)."""
+        return self.common.column
+
+    @property
+    def present(self) -> NDArray[np.bool_]:
+        """Which ranks have which common step, shape (ranks, steps); where not, times are the rank's usual ones."""
+        return self.common.present
 
     @cached_property
     def ranks(self) -> NDArray[np.int64]:
@@ -71,17 +88,21 @@ class Run:
     @cached_property
     def seconds(self) -> Floats:
         """Seconds by rank, common step and category."""
-        return np.stack([b.seconds[c] for b, c in zip(self.breakdowns, self.column, strict=True)])
+        return self._of_steps([b.seconds for b in self.breakdowns])
 
     @cached_property
     def wall_s(self) -> Floats:
         """Length of each common step on each rank."""
-        return np.stack([b.wall_s[c] for b, c in zip(self.breakdowns, self.column, strict=True)])
+        return self._of_steps([b.wall_s for b in self.breakdowns])
 
     @cached_property
     def longest_idle_s(self) -> Floats:
         """Longest idle time of each rank in each common step."""
-        return np.stack([b.longest_idle_s[c] for b, c in zip(self.breakdowns, self.column, strict=True)])
+        return self._of_steps([b.longest_idle_s for b in self.breakdowns])
+
+    def _of_steps(self, values: Sequence[Floats]) -> Floats:
+        """Take the common steps of each rank's values by step."""
+        return self.common.filled(np.stack([v[c] for v, c in zip(values, self.column, strict=True)]))
 
     @cached_property
     def step_s(self) -> float:
@@ -115,8 +136,8 @@ class Run:
         usual = np.median(self.count, axis=1).round().astype(np.int64)
         by_count = np.unique(usual, axis=0, return_inverse=True)[1].ravel().astype(np.int64)
         orders = [
-            _order(t, s, int(c[len(c) // 2]))
-            for t, s, c in zip(self.traces, self.steps, self.column, strict=True)
+            _order(t, s, int(c[p][p.sum() // 2]) if p.any() else -2)
+            for t, s, c, p in zip(self.traces, self.steps, self.column, self.present, strict=True)
         ]
         both = np.column_stack([by_count, orders])
         found = np.unique(both, axis=0, return_inverse=True)[1].ravel().astype(np.int64)
@@ -137,16 +158,19 @@ def measure(traces: Sequence[Trace], ranks_per_node: int = 8, progress: Progress
         fixed.append(repaired(trace))
         steps.append(find_steps(fixed[-1]))
         tell(i + 1, total, "steps")
+    called = rank_names(fixed)
+    steps, notes = renumbered(steps, called)
     matched = match(fixed, steps)
     moving = transfers(matched, len(fixed))
     broken = []
     for i, (trace, found) in enumerate(zip(fixed, steps, strict=True)):
         broken.append(break_down(trace, found, moving[i]))
         tell(len(traces) + i + 1, total, "categories")
-    number, column = _common(steps)
-    names, mean, middle, count = _kernels(fixed, steps, number, column)
-    return Run(tuple(fixed), tuple(steps), tuple(broken), matched, number, column, names, mean, middle, count,
-               ranks_per_node)  # fmt: skip
+    shared = common(steps)
+    names, mean, middle, count = _kernels(fixed, steps, shared)
+    notes = [*dict.fromkeys(s.note for s in steps if s.note), *notes, *lacking(steps, called)]
+    return Run(tuple(fixed), tuple(steps), tuple(broken), matched, shared, names, mean, middle, count,
+               ranks_per_node, tuple(notes))  # fmt: skip
 
 
 def _order(trace: Trace, steps: Steps, step: int) -> int:
@@ -167,21 +191,8 @@ def transfers(matched: Collectives, count: int) -> list[tuple[Floats, Floats]]:
     return [(begin[part], matched.end_s[part]) for part in np.split(order, cuts)]
 
 
-def _common(steps: Sequence[Steps]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Find steps that all ranks have complete, and where each has them; by place where no numbers are common."""
-    whole = [s.number[s.complete] for s in steps]
-    number = whole[0] if whole else np.zeros(0, np.int64)
-    for other in whole[1:]:
-        number = np.intersect1d(number, other)
-    if len(number):
-        return number, np.stack([np.searchsorted(s.number, number) for s in steps])
-    least = min((len(w) for w in whole), default=0)
-    columns = [np.flatnonzero(s.complete)[:least] for s in steps]
-    return np.arange(least), np.stack(columns) if columns else np.zeros((0, 0), np.int64)
-
-
 def _kernels(
-    traces: Sequence[Trace], steps: Sequence[Steps], number: NDArray[np.int64], column: NDArray[np.int64]
+    traces: Sequence[Trace], steps: Sequence[Steps], shared: Common
 ) -> tuple[tuple[str, ...], Floats, Floats, Floats]:
     """Mean, median and count of the durations of each kernel name, rank and common step."""
     total: dict[str, float] = {}
@@ -194,16 +205,16 @@ def _kernels(
         picked.append(at)
     names = tuple(sorted(total, key=lambda n: (-total[n], n))[:MOST_NAMES])
     index = {name: i for i, name in enumerate(names)}
-    shape = (len(traces), len(number), len(names))
+    shape = (len(traces), len(shared.number), len(names))
     mean, middle, count = np.full(shape, np.nan), np.full(shape, np.nan), np.zeros(shape)
     for r, (trace, found, at) in enumerate(zip(traces, steps, picked, strict=True)):
         place = np.full(len(found.number) + 1, -1)  # the last for events outside all steps
-        place[column[r]] = np.arange(len(number))
+        place[shared.column[r][shared.present[r]]] = np.flatnonzero(shared.present[r])
         known = np.array([index.get(n, -1) for n in trace.names] or [-1])[trace.name[at]]
         step = place[found.of_event[at]]
         use = (known >= 0) & (step >= 0)
         mean[r], middle[r], count[r] = _cells(step[use], known[use], trace.duration_s[at[use]], shape[1:])
-    return names, mean, middle, count
+    return names, mean, middle, shared.filled(count)
 
 
 def _cells(

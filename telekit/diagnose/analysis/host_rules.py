@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from telekit.diagnose.analysis.breakdown import idle_event
+from telekit.diagnose.analysis.breakdown import idle_event, longest_of
 from telekit.diagnose.analysis.features import Run
 from telekit.diagnose.analysis.finding import Evidence, Finding
+from telekit.diagnose.analysis.host_pauses import pauses_like
 from telekit.diagnose.analysis.outliers import Outlier, healthy_level, persistent, transient
 from telekit.diagnose.analysis.scopes import scoped
 from telekit.diagnose.trace import Floats, Trace
@@ -40,6 +41,7 @@ PAUSE = (
     "the host stopped",
     "look for garbage collection, monitors and other processes on this host",
 )
+ROTATES = "another rank each time, like garbage collection"
 SLOW_LAUNCH = 2.0
 """Ratio of a rank's launching call to the others' that tells slow launching from a pause."""
 ALIKE = 0.5
@@ -50,8 +52,18 @@ ONE_GAP = 0.12
 
 def host_findings(run: Run, valid: NDArray[np.bool_]) -> list[Finding]:
     """Find ranks, nodes or all whose devices wait for their hosts."""
-    common = _common(run, valid)
-    return common + [f for f in _single(run, valid) if not _covered(f, common)]
+    single = _single(run, valid)
+    common = [f for f in _common(run, valid) if not _of_some(run, f, single)]
+    return common + [f for f in single if not _covered(f, common)]
+
+
+def _of_some(run: Run, finding: Finding, single: Sequence[Finding]) -> bool:
+    """Tell whether the ranks that lose what all seem to lose are those that another finding of a host names."""
+    if finding.kind != "slow launch":
+        return False
+    lost = np.median(run.category("launch", "host", "silent"), axis=1) / run.step_s
+    losing = set(run.ranks[lost >= COMMON_LAUNCH].tolist())
+    return bool(losing) and any(f.scope != "all" and losing <= set(f.ranks) for f in single)
 
 
 def _covered(finding: Finding, common: Sequence[Finding]) -> bool:
@@ -80,6 +92,10 @@ def _single(run: Run, valid: NDArray[np.bool_]) -> list[Finding]:
     if rotating is not None:
         return [*found, rotating]
     kinds = {row: _kind(run, share, o) for row, o in rows.items()}
+    hidden = _hidden(run, valid, {r: o for r, o in rows.items() if kinds[r] == PAUSE and r not in together})
+    if hidden is not None:
+        found.append(hidden)
+        rows = {r: o for r, o in rows.items() if kinds[r] != PAUSE}
     alone = sum(k[0] == "late" for k in kinds.values()) == 1  # several late ones are stopped, not lost
     kinds = {r: PAUSE if k[0] == "late" and (r in together or not alone) else k for r, k in kinds.items()}
     for named in dict.fromkeys(kinds.values()):
@@ -116,6 +132,23 @@ def _dear_launches(run: Run, share: Floats) -> dict[int, Outlier]:
     dear = np.flatnonzero((ratio >= DEAR) & (level >= LEAST_GENERIC / 10))
     steps = tuple(range(share.shape[1]))
     return {int(r): Outlier(int(r), True, float(level[r]), steps, float(ratio[r])) for r in dear}
+
+
+def launch_notes(run: Run, findings: Sequence[Finding]) -> list[str]:
+    """Name hosts that launch much more slowly than the others, though it costs too little to be a finding."""
+    if len(run.traces) < 3:
+        return []
+    cost = np.array([_launch_cost(trace) for trace in run.traces])
+    if np.isnan(cost).any():
+        return []
+    usual = np.median(cost, axis=0)
+    named = {r for f in findings for r in f.ranks}
+    slow = np.flatnonzero((cost >= DEAR * usual).any(axis=1))
+    return [
+        f"rank {run.ranks[r]} takes {cost[r, 1] * 1e6:.0f} us from launch to launch ({cost[r, 0] * 1e6:.0f} us in the "
+        f"call), the median rank {usual[1] * 1e6:.0f} ({usual[0] * 1e6:.0f}): its host is slow, at little cost so far"
+        for r in slow[:4].tolist() if int(run.ranks[r]) not in named
+    ]  # fmt: skip
 
 
 def _launches_alike(run: Run, rows: set[int]) -> bool:
@@ -203,9 +236,14 @@ def _findings(
         evidence = tuple(_evidence(run, o, category) for o in flagged[:3])
         steps = tuple(sorted({int(run.number[s]) for o in flagged for s in o.steps}))
         ranks = tuple(run.ranks[list(members)].tolist())
-        found.append(Finding(kind, scope, ranks, steps, worst.excess, worst.score, evidence, detail, advice))
-    if len(found) < 3 or {f.scope for f in found} != {"rank"}:
+        words = (detail, advice)
+        if scope == "node" and (kind, detail, advice) == PAUSE:
+            words = ("ranks of one node, like monitoring", NAMED["monitor"][2])
+        found.append(Finding(kind, scope, ranks, steps, worst.excess, worst.score, evidence, *words))
+    if len(found) < 2 or (len(found) == 2 and {f.scope for f in found} == {"rank"}):
         return found
+    if {f.scope for f in found} != {"rank"} and len({f.steps for f in found}) > 1:
+        return found  # nodes, each at its own time
     ranks = tuple(r for f in found for r in f.ranks)
     steps = tuple(sorted({s for f in found for s in f.steps}))
     worst_one = max(found, key=lambda f: f.share)
@@ -216,19 +254,20 @@ def _findings(
 
 
 def _evidence(run: Run, outlier: Outlier, category: str) -> Evidence:
-    """Show the longest idle time of the worst step, and what the host did in it."""
+    """Show the longest time of what was lost in the worst step, and what the host did in it."""
     row = outlier.row
-    seconds = run.category(category) if category else run.category(*GENERIC)
-    step = max(outlier.steps, key=lambda s: seconds[row, s])
+    names = (category,) if category else GENERIC
+    seconds = run.category(*names)
+    step = max(outlier.steps, key=lambda s: (run.present[row, s], seconds[row, s]))
     at = run.column[row, step]
-    broken, trace = run.breakdowns[row], run.traces[row]
-    start, length = float(broken.longest_idle_at_s[at]), float(broken.longest_idle_s[at])
+    trace = run.traces[row]
+    start, length = longest_of(trace, run.steps[row], int(at), names)
     lost = float(seconds[row, step])
     if not length:
         return Evidence(
             f"rank {run.ranks[row]} lost {lost * 1e3:.1f} ms in step {run.number[step]}", int(run.ranks[row])
         )
-    event = idle_event(trace, start, start + length) or {}
+    event = idle_event(trace, start, start + length, names) or {}
     doing = f"while its host was in {event['name']}" if event else "while its host showed no event"
     text = (
         f"device of rank {run.ranks[row]} idled {lost * 1e3:.1f} ms in step {run.number[step]}, "
@@ -247,6 +286,7 @@ def _rotating(run: Run, share: Floats) -> Finding | None:
         return None
     nodes = np.unique(run.node[who])
     one_node = len(nodes) == 1 and len(np.unique(run.node)) > 1 and high.sum(axis=1).max() <= 0.6 * high.sum()
+    one_node = one_node and high.sum() >= 2 * high.any(axis=0).sum()  # a monitor stops several at once
     some = (high & (np.nan_to_num(share) >= 0.12)).any(axis=0)
     everywhere = some.sum() >= 3 and some.mean() >= 0.5 and high.sum() <= 0.4 * high.size
     everywhere = everywhere and high.sum(axis=1).max() <= 0.5 * some.sum()
@@ -264,7 +304,7 @@ def _rotating(run: Run, share: Floats) -> Finding | None:
     if kind == "late":  # one rank after another is not one that is lost
         kind, detail, advice = PAUSE
     if kind == "pause":
-        detail = "like monitoring" if one_node else "another rank each time, like garbage collection"
+        detail = "like monitoring" if one_node else ROTATES
         advice = NAMED["monitor" if one_node else "collector"][2]
     ranks = run.ranks[order].tolist()
     if one_node:
@@ -276,12 +316,34 @@ def _rotating(run: Run, share: Floats) -> Finding | None:
     )  # fmt: skip
 
 
+def _hidden(run: Run, valid: NDArray[np.bool_], rows: dict[int, Outlier]) -> Finding | None:
+    """Pauses of which devices show some only, as hosts run ahead: one rank after another, by the silence of hosts."""
+    rows = {r: o for r, o in rows.items() if not o.persistent}
+    if not rows:
+        return None
+    known = float(np.median([run.longest_idle_s[r, o.steps[0]] for r, o in rows.items()]))
+    high = pauses_like(run, valid, known)
+    for row, outlier in rows.items():
+        high[row, list(outlier.steps)] = True
+    who = np.flatnonzero(high.any(axis=1))
+    in_turn = high.sum(axis=1).max() <= max(0.5 * high.sum(), 1) and high.any(axis=0).mean() >= 0.5
+    if len(who) < 3 or high.sum() > 0.4 * high.size or not in_turn:
+        return None
+    worst = max(rows.values(), key=lambda o: o.excess)
+    order = [*sorted(rows, key=lambda r: -rows[r].excess), *(r for r in who.tolist() if r not in rows)]
+    steps = tuple(run.number[np.flatnonzero(high.any(axis=0))].tolist())
+    evidence = tuple(_evidence(run, o, "") for o in list(rows.values())[:3])
+    return Finding("pause", "several", tuple(run.ranks[order].tolist()), steps, sum(o.excess for o in rows.values()),
+                   worst.score, evidence, ROTATES, NAMED["collector"][2])  # fmt: skip
+
+
 def _common(run: Run, valid: NDArray[np.bool_]) -> list[Finding]:
     """Find what all ranks suffer together, against fixed shares of their time: no peer is left to compare with."""
     found: list[Finding] = []
     for category, (kind, detail, advice) in NAMED.items():
         least = COMMON_DATA if category == "data" else COMMON_NAMED
-        level = _median_share(run, run.category(category), valid)
+        q = 0.5 if category == "data" else 0.3  # not all stages load, but of writers half are some
+        level = _median_share(run, run.category(category), valid, q)
         if float(np.median(level)) >= least:
             found.append(_all(run, level, kind, detail, advice, category))
         elif len(level) > 2 and (level - np.median(level)).max() >= COMMON_STEP / 2:

@@ -18,6 +18,8 @@ LEAST_RATIO = 0.2
 LEAST_SHARE = 0.005
 """Least loss over the step."""
 NOISE_RATIO = 0.02
+ONE_PLACE = 0.7
+"""Jaccard index from which one place explains slow collectives and slow point-to-point operations together."""
 ADVICE = "check the link's errors, its port and cable, and what else crosses it"
 
 
@@ -97,8 +99,8 @@ def _common_step(run: Run, rank: NDArray[np.int64], step: NDArray[np.int64]) -> 
     """Index of the common step of each event; -1 outside."""
     size = max((len(s.number) for s in run.steps), default=0) + 1
     place = np.full((len(run.traces), size), -1)
-    for r, column in enumerate(run.column):
-        place[r, column] = np.arange(len(column))
+    for r, (column, present) in enumerate(zip(run.column, run.present, strict=True)):
+        place[r, column[present]] = np.flatnonzero(present)
     return np.asarray(place[rank, step])  # step -1 reads the last column, which stays -1
 
 
@@ -122,20 +124,17 @@ def _normal(
 
 
 def link_findings(run: Run, valid: NDArray[np.bool_]) -> list[Finding]:
-    """Find links that are slow, by the groups that suffer."""
+    """Find links that are slow, by the groups that suffer; one place that explains all of them where there is one."""
     moved = transfers(run, valid)
     if moved is None or len(run.traces) < 3 or run.step_s <= 0:
         return []
-    found = []
-    for pair in (True, False):
-        rows = np.flatnonzero(moved.pair == pair)
-        slow = _slow(moved, rows, run.step_s)
-        if slow:
-            found.append(_located(run, moved, slow, pair))
-    if len(found) == 2 and set(found[0].ranks) & set(found[1].ranks):
-        both = _slow(moved, np.arange(len(moved.group)), run.step_s)
-        return [_located(run, moved, both, False)] if both else found
-    return found
+    slow = {pair: _slow(moved, np.flatnonzero(moved.pair == pair), run.step_s) for pair in (True, False)}
+    both = slow[True] | slow[False]
+    if slow[True] and slow[False]:
+        places = _places(run, moved, set(both))
+        if max(_fit(rows, set(both)) for rows in places.values()) >= ONE_PLACE:
+            return [_located(run, moved, both, False)]
+    return [_located(run, moved, rows, pair) for pair, rows in slow.items() if rows]
 
 
 def _slow(moved: Transfers, rows: NDArray[np.intp], step_s: float) -> dict[int, Outlier]:
@@ -171,21 +170,20 @@ def _located(run: Run, moved: Transfers, slow: dict[int, Outlier], pair: bool) -
 
 
 def _locate(run: Run, moved: Transfers, slow: set[int], pair: bool) -> tuple[str, tuple[int, ...]]:
-    """Find the smallest place whose groups are the slow ones: best Jaccard index of groups touched and groups slow."""
-    kinds = {_kind_of(run, moved, row) for row in slow}
-    tested = [i for i in range(len(moved.group)) if _kind_of(run, moved, i) in kinds]
-    touched: dict[tuple[str, int], set[int]] = {}
-    for row in tested:
-        for member in moved.members[row]:
-            touched.setdefault(("rank", int(member)), set()).add(row)
-            touched.setdefault(("node", int(run.node[member])), set()).add(row)
-        touched[("group", row)] = {row}
-    order = {"rank": 0, "group": 1, "node": 2}
-    score = {place: len(rows & slow) / len(rows | slow) for place, rows in touched.items()}
+    """Find the smallest place whose groups are the slow ones: best Jaccard index of groups touched and groups slow.
+
+    Of places that fit alike, the one whose other groups, of any kind over the same links, are slow too.
+    """
+    places = _places(run, moved, slow)
+    score = {place: _fit(rows, slow) for place, rows in places.items()}
     best = max(score.values())
-    top = sorted((p for p, s in score.items() if s > best - 1e-9), key=lambda p: (order[p[0]], p[1]))
+    top = [p for p, s in score.items() if s > best - 1e-9]
+    wider = _places(run, moved, slow, any_kind=True)
+    rest = {p: _fit(wider[p], slow) for p in top}
+    order = {"rank": 0, "group": 1, "node": 2}
+    top = sorted((p for p in top if rest[p] > max(rest.values()) - 1e-9), key=lambda p: (order[p[0]], p[1]))
     same = [p for p in top if p[0] == "rank"]
-    if len(same) > 1 and ("group", next(iter(slow))) in score and len(slow) == 1:
+    if len(slow) == 1 and ("group", next(iter(slow))) in top:  # nothing tells its link from a member's port
         members = moved.members[next(iter(slow))]
         return "group", tuple(run.ranks[members].tolist())
     where, which = top[0]
@@ -193,8 +191,38 @@ def _locate(run: Run, moved: Transfers, slow: set[int], pair: bool) -> tuple[str
         rows = [p[1] for p in same]
         return ("rank" if len(rows) == 1 else "group"), tuple(run.ranks[rows].tolist())
     if where == "node":
-        return "node", tuple(run.ranks[run.node == which].tolist())
+        nodes = [p[1] for p in top]
+        return ("node" if len(nodes) == 1 else "several"), tuple(run.ranks[np.isin(run.node, nodes)].tolist())
     return "group", tuple(run.ranks[moved.members[which]].tolist())
+
+
+Place = tuple[str, int]
+
+
+def _places(run: Run, moved: Transfers, slow: set[int], any_kind: bool = False) -> dict[Place, set[int]]:
+    """Find groups that touch each rank, node and group, of the slow ones' kinds, or of any over the same links.
+
+    Groups that nothing compares with say nothing, unless they are slow.
+    """
+    kinds = {_kind_of(run, moved, row) for row in slow}
+    crossed = {kind[1] for kind in kinds}
+    touched: dict[Place, set[int]] = {}
+    for row in range(len(moved.group)):
+        kind = _kind_of(run, moved, row)
+        if row not in slow and not (kind in kinds or (any_kind and kind[1] in crossed)):
+            continue
+        if row not in slow and moved.peers[row] < 2:
+            continue
+        for member in moved.members[row]:
+            touched.setdefault(("rank", int(member)), set()).add(row)
+            touched.setdefault(("node", int(run.node[member])), set()).add(row)
+        touched[("group", row)] = {row}
+    return touched
+
+
+def _fit(rows: set[int], slow: set[int]) -> float:
+    """Jaccard index of the groups of a place and the slow ones."""
+    return len(rows & slow) / len(rows | slow)
 
 
 def _kind_of(run: Run, moved: Transfers, row: int) -> tuple[bool, int, int]:

@@ -16,7 +16,7 @@ ALPHA = 1e-6
 """Probability that a healthy run has a rank flagged for single steps, by the fitted tail; small: the fit errs."""
 USUAL_SHAPE, PRIOR = 0.2, 10
 """What the shape is drawn to, and by the weight of how many cells."""
-OUTRIGHT = 1.4, 12.0
+OUTRIGHT = 1.4, 8.0
 """A cell so many times the least that matters, and the largest of the other rows, needs no fitted tail."""
 LEAST_SHAPE = 0.1
 """Least shape of the generalised Pareto tail: even what looks normal is taken to be somewhat heavier."""
@@ -80,7 +80,7 @@ def persistent(values: Floats, least: float, noise: float) -> list[Outlier]:
     found = []
     for row in np.flatnonzero((score >= Z) & (level - base >= least)):
         over = values[row] - base >= least / 2
-        if over.mean() > 0.5:
+        if over[~np.isnan(values[row])].mean() > 0.5:
             steps = tuple(np.flatnonzero(over).tolist())
             excess = float(np.nanmean(values[row])) - base
             found.append(Outlier(int(row), True, excess, steps, float(score[row])))

@@ -20,10 +20,11 @@ def stuck_findings(run: Run) -> list[Finding]:
 
 
 def _stopped(run: Run) -> list[Finding]:
-    """Find hosts that stopped in the last step while the others launched all of theirs, which then never ran."""
-    if len(run.traces) < 3 or len(run.number) < 2:
+    """Find hosts that stopped in a step of which the others launched all, which then never ran."""
+    number = _last_begun(run)
+    if len(run.traces) < 3 or number is None:
         return []
-    launched, waiting = _last_launches(run)
+    launched, waiting = _launches(run, (number - 1, number))
     done = launched[:, 1] >= ENOUGH * launched[:, 0]
     stopped = ~done & (waiting[:, 1] <= waiting[:, 0])
     held = done & (waiting[:, 1] > waiting[:, 0] + 1)
@@ -35,25 +36,33 @@ def _stopped(run: Run) -> list[Finding]:
     host = np.flatnonzero(~trace.on_device)
     last = int(host[np.argmax(trace.end_s[host])])
     text = (
-        f"rank {run.ranks[row]} launched {launched[row, 1]} of the usual {launched[row, 0]} in step {run.number[-1]} "
+        f"rank {run.ranks[row]} launched {launched[row, 1]} of the usual {launched[row, 0]} in step {number} "
         f"and no more; {int(held.sum())} ranks launched all; up to {int(waiting[held, 1].max())} of them never ran"
     )
     evidence = Evidence(text, int(run.ranks[row]), trace.event(last), float(trace.start_s[last]),
                         float(trace.end_s[last]))  # fmt: skip
     return [Finding("stuck", "rank" if len(rows) == 1 else "several", tuple(run.ranks[rows].tolist()),
-                    (int(run.number[-1]),), 1.0, 1000.0, (evidence,), "its host stopped",
+                    (number,), 1.0, 1000.0, (evidence,), "its host stopped",
                     "look at the stack of this rank")]  # fmt: skip
 
 
-def _last_launches(run: Run) -> tuple[Ints, Ints]:
-    """Count launches of each rank in the last step but one and in the last, and those of them that never ran."""
+def _last_begun(run: Run) -> int | None:
+    """Return the last step that every rank has begun, finished or not; hosts may be ahead of one that stopped."""
+    last = [int(s.number[-1]) + bool(s.unfinished.any()) if len(s.number) else -1 for s in run.steps]
+    return min(last) if last and min(last) > 0 and len(run.number) else None
+
+
+def _launches(run: Run, numbers: tuple[int, int]) -> tuple[Ints, Ints]:
+    """Count launches of each rank in two steps, and those of them that never ran."""
     launched = np.zeros((len(run.traces), 2), np.int64)
     waiting = np.zeros((len(run.traces), 2), np.int64)
     for row, (trace, steps) in enumerate(zip(run.traces, run.steps, strict=True)):
         host = np.flatnonzero(trace.is_kind("launch") & ~trace.on_device & (trace.correlation >= 0))
+        of = steps.number_of(host)
+        host, of = host[np.isin(of, numbers)], of[np.isin(of, numbers)]
         ran = np.isin(trace.correlation[host], trace.correlation[trace.on_device])
-        for place, step in enumerate(run.column[row][-2:]):
-            here = steps.of_event[host] == step
+        for place, number in enumerate(numbers):
+            here = of == number
             launched[row, place], waiting[row, place] = here.sum(), (here & ~ran).sum()
     return launched, waiting
 

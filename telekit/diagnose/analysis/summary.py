@@ -78,7 +78,7 @@ def summarise(run: Run) -> tuple[RankSummary, ...]:
         bound = bound_of(seconds) if trace.on_device.any() else "unknown"
         found.append(
             RankSummary(
-                trace.rank, trace.source, len(steps.number), steps.incomplete, wall, seconds,
+                trace.rank, trace.source, len(steps.seen), steps.incomplete, wall, seconds,
                 wall - seconds["waiting"], bound, float(np.median(queue.delay_s)) if known else None,
                 float(np.median(queue.depth)) if known else None,
             )

@@ -3,7 +3,7 @@
 Source: arXiv 2411.01791. Three things are ours, and each can be switched off. Each machine above the threshold keeps
 its own count, where the paper follows the top one, so that two faulty machines do not hide each other. Over the whole
 time it must also be further away than healthy machines are, since one that always differs a little has a high z-score
-too. And of that time's windows one in twenty may miss.
+too. And of that time's windows one in twenty may miss, for :data:`MISSING_S` in a row at most.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from telekit.diagnose.minder.metrics import MachineMetrics
+from telekit.diagnose.minder.metrics import MachineMetrics, Silence
 from telekit.diagnose.minder.model import CONTINUITY_S, WINDOW, MinderModel, moving_mean, z_scores
 from telekit.errors import InputError, Problem
 
@@ -24,6 +24,8 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 FEWEST_MACHINES = 3
+MISSING_S = 4.0
+"""Between a machine's candidate windows so many seconds of others may lie; what is further apart are two events."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,11 @@ class Rules:
 
     def threshold_of(self, machines: int) -> float:
         """Threshold for so many machines: k equal outliers among n have a z-score of sqrt((n - k) / k)."""
-        return min(self.threshold, 0.8 * math.sqrt(max(machines - 2, 0.5) / 2))
+        return float(self.thresholds_of(np.array(machines)))
+
+    def thresholds_of(self, machines: NDArray[np.int64]) -> Floats:
+        """Threshold of each window, by the machines that have samples in it."""
+        return np.minimum(self.threshold, 0.8 * np.sqrt(np.maximum(machines - 2, 0.5) / 2))
 
     def windows(self, stride_s: float, length_s: float = WINDOW) -> int:
         """Windows that cover the continuity, from the first one's begin to the last one's end."""
@@ -103,7 +109,8 @@ class MetricScores(NamedTuple):
     machines : tuple of str
         Those with samples.
     distance, z_score, candidate : arrays (windows, machines)
-        Mean distance to the others, that normalised, and whether it is a candidate.
+        Mean distance to the others, that normalised (both NaN in a window of which samples are missing), and whether
+        it is a candidate.
     """
 
     begin_s: Floats
@@ -160,13 +167,14 @@ def scores(
     """
     rules, known = rules or Rules(), model.metrics[name]
     values = metrics.filled(name)
-    here = np.flatnonzero(np.isfinite(values).all(axis=1))
+    here = np.flatnonzero(np.isfinite(values).any(axis=1))
     machines = tuple(metrics.machines[row] for row in here)
     distance = known.distances(values[here], stride)
     z_score = z_scores(distance)
-    candidate = z_score >= rules.threshold_of(here.size)
+    present = np.isfinite(z_score)
+    candidate = z_score >= rules.thresholds_of(present.sum(axis=1))[:, None]
     if rules.top_only and here.size:
-        candidate &= z_score == z_score.max(axis=1, keepdims=True)
+        candidate &= z_score == np.where(present, z_score, -np.inf).max(axis=1, keepdims=True)
     begin_s = metrics.start_s + np.arange(len(distance), dtype=np.float64) * (stride * metrics.period_s)
     return MetricScores(begin_s, machines, distance, z_score, candidate)
 
@@ -209,6 +217,7 @@ def detect(
     alerts: list[Alert] = []
     looked_at: list[str] = []
     problems = [f"{name}: not known to the model" for name in metrics.names if name not in model.metrics]
+    problems += [_said(silence) for silence in metrics.silences()]
     for name in names:
         if progress:
             progress(name)
@@ -220,6 +229,12 @@ def detect(
         if alerts and not rules.all_metrics:
             break
     return MinderReport(tuple(alerts), tuple(looked_at), tuple(problems))
+
+
+def _said(silence: Silence) -> str:
+    if silence.end_s is None:
+        return f"{silence.machine}: not reporting since {silence.begin_s:.0f} s"
+    return f"{silence.machine}: not reporting from {silence.begin_s:.0f} s to {silence.end_s:.0f} s"
 
 
 def _silent(metrics: MachineMetrics, name: str) -> list[str]:
@@ -247,23 +262,39 @@ def _named(
 def _lasting(
     name: str, found: MetricScores, rules: Rules, healthy_distance: float, stride_s: float, length_s: float
 ) -> list[Alert]:
-    """Name machines that are candidates for long enough; the first such time of each."""
+    """Name machines that are candidates for long enough; the first such time of each.
+
+    From the first window's begin to the last one's end it is that long; both are candidates, so nothing before or
+    after the machine's own time counts in.
+    """
     needed = rules.windows(stride_s, length_s)
     if needed > len(found.begin_s):
         return []
     distance = moving_mean(found.distance, needed)
     share = moving_mean(found.candidate.astype(np.float64), needed)
-    steady = (share >= rules.steadiness - 0.5 / needed) & found.candidate[: len(share)]
+    joined = _joined(found.candidate, int(MISSING_S / stride_s))
+    together = moving_mean(joined.astype(np.float64), needed)
+    steady = (share >= rules.steadiness - 1e-9) & (together > 1 - 0.5 / needed)
+    steady &= found.candidate[: len(share)] & found.candidate[needed - 1 :]
     if rules.healthy_distance:
         steady &= distance > healthy_distance
     alerts = []
     for column in np.flatnonzero(steady.any(axis=0)).tolist():
         first = int(steady[:, column].argmax())
         last = first + needed - 1
-        z_score = float(found.z_score[first : last + 1, column].mean())
+        z_score = float(np.nanmean(found.z_score[first : last + 1, column]))
         times = float(found.begin_s[first]), float(found.begin_s[last]) + length_s
         alerts.append(Alert(found.machines[column], name, *times, z_score, float(distance[first, column])))
     return sorted(alerts, key=lambda alert: (alert.alert_s, -alert.z_score))
+
+
+def _joined(candidate: Bools, most: int) -> Bools:
+    """Close gaps of up to ``most`` windows between candidates of one machine."""
+    count, place = len(candidate), np.arange(len(candidate))[:, None]
+    before = np.maximum.accumulate(np.where(candidate, place, -count - most), axis=0)
+    after = np.minimum.accumulate(np.where(candidate, place, 2 * count + most)[::-1], axis=0)[::-1]
+    closed: Bools = candidate | (after - before - 1 <= most)
+    return closed
 
 
 def watch(

@@ -1,10 +1,11 @@
-"""Metrics of machines, sample by sample: aligned in time, gaps filled by the nearest sample."""
+"""Metrics of machines, sample by sample: aligned in time, short gaps filled by the nearest sample."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,6 +16,10 @@ Floats = NDArray[np.float64]
 
 MOST_VALUES = 2**27
 """Metrics times machines times samples that are kept in memory (1 GiB)."""
+
+
+MOST_FILLED = 8
+"""A sample is filled from one at most so many samples away. What a machine did in a longer gap nobody knows."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +73,35 @@ class MachineMetrics:
         Returns
         -------
         array (machines, samples)
-            NaN only on a machine that has no sample at all.
+            NaN where no sample is as near as :data:`MOST_FILLED`.
         """
-        return _nearest(self.values[self.names.index(name)])
+        return _nearest(self.values[self.names.index(name)], MOST_FILLED)
+
+    def silences(self) -> tuple[Silence, ...]:
+        """Find times in which a machine that reports otherwise reports nothing, too long to be filled."""
+        known = np.asarray(np.isfinite(self.values).any(axis=0))
+        found = []
+        for machine, here in zip(self.machines, known, strict=True):
+            times = np.flatnonzero(here)
+            if not len(times):
+                continue
+            before, after = np.r_[-1, times], np.r_[times, self.samples]
+            for at in np.flatnonzero(after - before > 2 * MOST_FILLED + 1):
+                begin, end = int(before[at]) + 1, int(after[at])
+                until = None if end == self.samples else self.start_s + end * self.period_s
+                found.append(Silence(machine, self.start_s + begin * self.period_s, until))
+        return tuple(found)
 
 
-def _nearest(values: Floats) -> Floats:
+class Silence(NamedTuple):
+    """A machine reported nothing: from the first sample that is missing, to the next one (None: there is none)."""
+
+    machine: str
+    begin_s: float
+    end_s: float | None
+
+
+def _nearest(values: Floats, most: int) -> Floats:
     known = np.isfinite(values)
     if known.all():
         return values
@@ -83,7 +111,8 @@ def _nearest(values: Floats) -> Floats:
     after = np.minimum.accumulate(np.where(known, place, 3 * count)[..., ::-1], axis=-1)[..., ::-1]
     nearest = np.where(place - before <= after - place, before, after)
     filled = np.take_along_axis(values, np.clip(nearest, 0, count - 1), axis=-1)
-    return np.where(known.any(axis=-1, keepdims=True), filled, np.nan)
+    near = known.any(axis=-1, keepdims=True) & (np.abs(nearest - place) <= most)
+    return np.where(near, filled, np.nan)
 
 
 def align(
@@ -128,16 +157,62 @@ def align(
         raise InputError(problems)
     machines, row = np.unique(np.asarray(machine, dtype=str), return_inverse=True)
     names, layer = np.unique(np.asarray(metric, dtype=str), return_inverse=True)
-    start_s = math.floor(float(times.min()) / period_s + 0.5) * period_s
-    count = math.floor((float(times.max()) - start_s) / period_s + 0.5) + 1
-    if names.size * machines.size * count > MOST_VALUES:
-        rule = f"spread out at this period they are {names.size} x {machines.size} x {count} samples"
+    parts = [np.flatnonzero(layer.ravel() == k) for k in range(len(names))]
+    samples = [
+        Samples(times[at], tuple(machines.tolist()), row.ravel()[at], {name: values[at]})
+        for name, at in zip(names.tolist(), parts, strict=True)
+    ]
+    return spread_out(samples, period_s)
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Samples of several metrics, taken together.
+
+    Parameters
+    ----------
+    time_s : array (samples,)
+        When, seconds.
+    machines : tuple of str
+        Machines.
+    row : int array (samples,)
+        Index into them.
+    values : mapping of str to array (samples,)
+        By metric; what is not finite is missing.
+    """
+
+    time_s: Floats
+    machines: tuple[str, ...]
+    row: NDArray[np.int64]
+    values: Mapping[str, Floats]
+
+
+def spread_out(samples: Sequence[Samples], period_s: float) -> MachineMetrics:
+    """Put samples onto even times; as :func:`align`, which checks its arguments.
+
+    Raises
+    ------
+    InputError
+        More samples than :data:`MOST_VALUES` when spread out.
+    """
+    machines = sorted({s.machines[i] for s in samples for i in np.unique(s.row).tolist()})
+    names = sorted({name for s in samples for name in s.values})
+    first = min(float(s.time_s.min()) for s in samples if len(s.time_s))
+    last = max(float(s.time_s.max()) for s in samples if len(s.time_s))
+    start_s = math.floor(first / period_s + 0.5) * period_s
+    count = math.floor((last - start_s) / period_s + 0.5) + 1
+    if len(names) * len(machines) * count > MOST_VALUES:
+        rule = f"spread out at this period they are {len(names)} x {len(machines)} x {count} samples"
         raise InputError(
             [Problem("period_s", period_s, f"{rule}, at most {MOST_VALUES:,}", "a longer one works")]
         )
-    spread = np.full((names.size, machines.size, count), np.nan)
-    column = np.floor((times - start_s) / period_s + 0.5).astype(np.int64)
-    usable = np.flatnonzero(np.isfinite(values))
-    usable = usable[np.argsort(times[usable], kind="stable")]
-    spread[layer[usable], row[usable], column[usable]] = values[usable]
-    return MachineMetrics(tuple(names.tolist()), tuple(machines.tolist()), spread, start_s, period_s)
+    spread = np.full((len(names), len(machines), count), np.nan)
+    place = {machine: i for i, machine in enumerate(machines)}
+    for one in samples:
+        order = np.argsort(one.time_s, kind="stable")
+        column = np.floor((one.time_s[order] - start_s) / period_s + 0.5).astype(np.int64)
+        row = np.array([place.get(machine, -1) for machine in one.machines], np.int64)[one.row[order]]
+        for name, values in one.values.items():
+            known = np.isfinite(values[order])
+            spread[names.index(name), row[known], column[known]] = values[order][known]
+    return MachineMetrics(tuple(names), tuple(machines), spread, start_s, period_s)

@@ -26,7 +26,9 @@ MARGIN = 1.5
 CONTINUITY_S = 240.0
 """How long a machine must be unlike the others. Source: arXiv 2411.01791."""
 
-LARGEST_CHUNK = 2**22
+MANY = 64
+"""Machines from which distances are made in single precision; its error (1e-3 of a window's spread) is none."""
+LARGEST_CHUNK = 2**21
 """Distances that are made at once."""
 
 
@@ -80,14 +82,19 @@ def mean_distances(embedded: Floats) -> Floats:
     Returns
     -------
     array (windows, machines)
-        The sum of the distances to the others over their number.
+        The sum of the distances to the others over their number. A machine whose embedding is not finite is not there
+        in that window: NaN, and the others do without it.
     """
     windows, machines, _ = embedded.shape
+    here = np.asarray(np.isfinite(embedded).all(axis=-1))
+    if not here.all():
+        embedded = np.where(here[..., None], embedded, 0.0)
     found = np.empty((windows, machines))
     chunk = max(LARGEST_CHUNK // machines**2, 1)
     for first in range(0, windows, chunk):
         part = embedded[first : first + chunk]
         part = part - part.mean(axis=1, keepdims=True)  # far from 0 the product below would lose digits
+        part = part.astype(np.float32) if machines > MANY else part
         squares = (part**2).sum(axis=-1)
         apart = part @ part.swapaxes(1, 2)
         apart *= -2.0
@@ -96,23 +103,36 @@ def mean_distances(embedded: Floats) -> Floats:
         np.maximum(apart, 0.0, out=apart)
         np.sqrt(apart, out=apart)
         apart[:, np.arange(machines), np.arange(machines)] = 0.0
+        if not here[first : first + chunk].all():
+            apart *= here[first : first + chunk, None, :]
         found[first : first + chunk] = apart.sum(axis=-1)
-    found /= max(machines - 1, 1)
+    found /= np.maximum(here.sum(axis=1, keepdims=True) - 1, 1)
+    found[~here] = np.nan
     return found
 
 
 def z_scores(distances: Floats) -> Floats:
-    """Normalise each window's distances over machines (windows, machines); 0 where all are alike."""
-    spread = distances.std(axis=1, keepdims=True)
-    away = distances - distances.mean(axis=1, keepdims=True)
+    """Normalise each window's distances over machines (windows, machines); 0 where all are alike, NaN of the absent."""
+    here = np.isfinite(distances)
+    count = np.maximum(here.sum(axis=1, keepdims=True), 1)
+    away = distances - distances.sum(axis=1, keepdims=True, where=here) / count
+    spread = np.sqrt((away**2).sum(axis=1, keepdims=True, where=here) / count)
     found: Floats = np.divide(away, spread, out=np.zeros_like(away), where=spread > 0)
-    return found
+    return np.where(here, found, np.nan)
 
 
 def moving_mean(values: Floats, count: int) -> Floats:
-    """Mean of each ``count`` rows one after the other, shape (rows - count + 1, ...)."""
-    sums = np.concatenate([np.zeros_like(values[:1]), np.cumsum(values, axis=0)])
-    means: Floats = (sums[count:] - sums[:-count]) / count
+    """Mean of each ``count`` rows one after the other, shape (rows - count + 1, ...); over those that are known."""
+    here = np.isfinite(values)
+    whole = bool(here.all())
+    sums = np.cumsum(np.concatenate([np.zeros_like(values[:1]), np.where(here, values, 0.0)]), axis=0)
+    if whole:
+        means: Floats = (sums[count:] - sums[:-count]) / count
+        return means
+    known = np.cumsum(np.concatenate([np.zeros_like(values[:1]), here]), axis=0)
+    known = known[count:] - known[:-count]
+    means = np.full_like(known, np.nan)
+    np.divide(sums[count:] - sums[:-count], known, out=means, where=known > 0)
     return means
 
 
@@ -150,22 +170,22 @@ def train(
 
 
 def _metric(name: str, healthy: Sequence[MachineMetrics], latent: int) -> MetricModel:
-    filled = [values[np.isfinite(values).all(axis=1)] for values in (run.filled(name) for run in healthy)]
-    low = min(float(values.min(initial=np.inf)) for values in filled)
-    high = max(float(values.max(initial=-np.inf)) for values in filled)
+    filled = [run.filled(name) for run in healthy]
+    low = min(float(np.min(values, initial=np.inf, where=np.isfinite(values))) for values in filled)
+    high = max(float(np.max(values, initial=-np.inf, where=np.isfinite(values))) for values in filled)
     if not high > low:
         low, high = (low, low + 1.0) if np.isfinite(low) else (0.0, 1.0)
     blank = MetricModel(low, high, LinearEmbedding(np.zeros(WINDOW), np.eye(WINDOW), 0.0), 0.0)
     windows = [blank.windows(values, WINDOW // 2).reshape(-1, WINDOW) for values in filled]
-    embedding = LinearEmbedding.fit(np.concatenate(windows), latent)
+    known = np.concatenate(windows)
+    embedding = LinearEmbedding.fit(known[np.isfinite(known).all(axis=1)], latent)
     fitted = MetricModel(low, high, embedding, 0.0)
     distance = 0.0
     for run, values in zip(healthy, filled, strict=True):
         apart = fitted.distances(values, WINDOW // 2)
         windows_in = round(CONTINUITY_S / run.period_s / (WINDOW // 2))
-        distance = max(
-            distance, float(moving_mean(apart, min(max(windows_in, 1), len(apart))).max(initial=0.0))
-        )
+        lasting = moving_mean(apart, min(max(windows_in, 1), len(apart)))
+        distance = max(distance, float(lasting.max(initial=0.0, where=np.isfinite(lasting))))
     return MetricModel(low, high, embedding, MARGIN * distance)
 
 
@@ -173,9 +193,8 @@ def _labelled(run: MachineRun, models: dict[str, MetricModel]) -> tuple[Floats, 
     """Largest z-scores of each window (windows, metrics), and whether a fault is there for the whole window."""
     stride, scores = WINDOW // 2, []
     for name, model in models.items():
-        values = run.metrics.filled(name)
-        values = values[np.isfinite(values).all(axis=1)]
-        scores.append(z_scores(model.distances(values, stride)).max(axis=1, initial=0.0))
+        z_score = z_scores(model.distances(run.metrics.filled(name), stride))
+        scores.append(z_score.max(axis=1, initial=0.0, where=np.isfinite(z_score)))
     begin = run.metrics.start_s + np.arange(scores[0].size) * stride * run.metrics.period_s
     end = begin + (WINDOW - 1) * run.metrics.period_s
     faulty = np.zeros(begin.size, dtype=bool)

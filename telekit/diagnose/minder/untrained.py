@@ -40,12 +40,15 @@ def untrained(metrics: MachineMetrics) -> MinderModel:
     found: list[tuple[float, str, MetricModel]] = []
     for name in metrics.names:
         values = metrics.filled(name)
-        values = values[np.isfinite(values).all(axis=1)]
-        if len(values) < 3 or values.shape[1] < WINDOW or float(np.ptp(values)) <= 0:
+        values = values[np.isfinite(values).any(axis=1)]
+        if len(values) < 3 or values.shape[1] < WINDOW or float(np.nanmax(values) - np.nanmin(values)) <= 0:
             continue
         low, high = _range(values)
         blank = MetricModel(low, high, LinearEmbedding(np.zeros(WINDOW), np.eye(WINDOW), 0.0), 0.0)
         lasting = _lasting(blank, values, metrics.period_s)
+        lasting = lasting[np.isfinite(lasting)]
+        if len(lasting) < 3:
+            continue
         usual = float(np.sort(lasting)[: max(len(lasting) - max(len(lasting) // 4, 2), 1)].max())
         floor = max(MARGIN * usual, LEAST_APART * WINDOW**0.5)
         found.append((float(lasting.max()), name, MetricModel(low, high, blank.embedding, floor)))
@@ -55,9 +58,9 @@ def untrained(metrics: MachineMetrics) -> MinderModel:
 
 def _range(values: Floats) -> tuple[float, float]:
     """Range of most samples, no narrower than :data:`LEAST_WIDTH` of the usual level."""
-    low, usual, high = (float(q) for q in np.quantile(values, [0.005, 0.5, 0.995]))
+    low, usual, high = (float(q) for q in np.nanquantile(values, [0.005, 0.5, 0.995]))
     if high <= low:
-        low, high = float(values.min()), float(values.max())
+        low, high = float(np.nanmin(values)), float(np.nanmax(values))
     width = max(high - low, LEAST_WIDTH * abs(usual))
     middle = (low + high) / 2
     return middle - width / 2, middle + width / 2
@@ -68,4 +71,6 @@ def _lasting(model: MetricModel, values: Floats, period_s: float) -> Floats:
     stride = max(WINDOW // 2 if len(values) <= 64 else WINDOW, values.shape[1] // MOST_WINDOWS)
     apart = mean_distances(model.embedding.encode(model.windows(values, stride)).swapaxes(0, 1))
     needed = max(round(CONTINUITY_S / period_s / stride), 1)
-    return np.asarray(moving_mean(apart, min(needed, len(apart))).max(axis=0))
+    means = moving_mean(apart, min(needed, len(apart)))
+    known = np.isfinite(means)
+    return np.where(known.any(axis=0), np.where(known, means, -np.inf).max(axis=0), np.nan)

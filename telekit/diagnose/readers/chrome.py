@@ -20,7 +20,7 @@ from telekit.diagnose.readers.classify import (
     operation,
     size_of,
 )
-from telekit.diagnose.readers.finish import finished, median_place, rank_of
+from telekit.diagnose.readers.finish import finished, median_place, ranked
 from telekit.diagnose.readers.jsonstream import JsonEvents
 from telekit.diagnose.readers.source import Progress, text_pieces
 from telekit.diagnose.readers.times import EPOCH_NS, nanoseconds
@@ -28,6 +28,8 @@ from telekit.diagnose.trace import KIND, OPERATION, Group, Lane, Trace
 
 _INT32 = 2**31 - 1
 _DEVICE_LANE, _HOST_LANE = True, False
+_UNUSED = frozenset("sftiICnNODPRc(),")
+"""Phases of events without a length of their own: flows, instants, counters, objects, samples, contexts."""
 _NO_ARGS: dict[str, Any] = {}
 
 
@@ -95,7 +97,7 @@ class ChromeReader:
             self._end(event, phase, number)
         elif phase == "M":
             self._metadata(event, number)
-        elif phase not in "sftiICnNODPRc(),":
+        elif phase not in _UNUSED:
             self.problems.add(f"has a phase that is not known: {phase[:20]!r}", f"event {number}")
 
     def _complete(self, event: dict[str, Any], number: int) -> None:
@@ -233,7 +235,7 @@ class ChromeReader:
         world = whole(info.get("world_size"), 0, _INT32)
         device = _device(members.get("deviceProperties"), self._lanes)
         trace = self.builder.build(
-            rank=rank if rank is not None else said if said >= 0 else rank_of(path),
+            **ranked(path, rank if rank is not None else said if said >= 0 else None),
             world_size=world if world > 0 else None,
             device=device,
             source=str(path),

@@ -40,9 +40,6 @@ _WAIT = re.compile(
 _DATA = re.compile(
     r"data_?loader|get_batch|next_batch|fetch_batch|load_batch|batch[-_ ]generator", re.IGNORECASE
 )
-_STEP = re.compile(
-    r"^(?:ProfilerStep|TrainStep|train_step|step|iteration|iter)[#_: ]{0,2}(\d{1,9})$", re.IGNORECASE
-)
 _OPERATIONS = (
     ("allreduce", "all-reduce"),
     ("allgather", "all-gather"),
@@ -96,12 +93,6 @@ def operation(name: str) -> int:
 def is_call(name: str) -> bool:
     """Whether a host event of this name is the call of a collective."""
     return bool(_CALL.search(name))
-
-
-def step_number(name: str) -> int:
-    """Return the step that an annotation of this name marks; -1 where none."""
-    found = _STEP.match(name)
-    return int(found[1]) if found else -1
 
 
 def kind_of(name: str, category: str, process: str, thread: str, task: str) -> tuple[int, bool]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from telekit.diagnose.builder import TraceBuilder, whole
 from telekit.diagnose.readers.classify import ascend_task, kind_of, operation
-from telekit.diagnose.readers.finish import finished, median_place, rank_of
+from telekit.diagnose.readers.finish import finished, median_place, ranked
 from telekit.diagnose.readers.rows import find, table_rows
 from telekit.diagnose.readers.source import Progress
 from telekit.diagnose.readers.times import EPOCH_NS, nanoseconds
@@ -143,7 +143,7 @@ def read_event_rows(
             except ValueError as error:
                 builder.problems.add(f"a time, duration or size is {error}", f"{where}line {number}")
     trace = builder.build(
-        rank=rank if rank is not None else rank_of(paths[0]),
+        **ranked(paths[0], rank),
         source=str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more",
         base_ns=0 if median_place(builder.columns["start_s"]) > EPOCH_NS else None,
         seen={"rows": seen},

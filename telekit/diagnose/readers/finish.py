@@ -10,15 +10,22 @@ from typing import Any
 import numpy as np
 
 from telekit.diagnose.builder import ProblemCounter
-from telekit.diagnose.readers.classify import step_number
+from telekit.diagnose.marks import step_marks
 from telekit.diagnose.trace import Trace
 
 FAR_S = 86_400.0
 """Events this far from the middle of the trace are of another clock."""
 ROUNDING_S = 2e-6
 """Events of one stream may overlap by this much from rounding to microseconds."""
-_RANK = re.compile(r"(?:^|[^a-z])(?:rank|worker)[-_ ]?(\d{1,7})(?!\d)", re.IGNORECASE)
-_DEVICE_FILE = re.compile(r"(?:^|[^a-z])(?:npu|gpu|device)[-_ ]?(\d{1,7})(?!\d)", re.IGNORECASE)
+GUESSED = "a rank is taken from the name of a file or its folder, as its trace does not say it"
+_RANK = re.compile(
+    r"(?:^|(?:(?<![a-z0-9])(?P<of>[a-z]+))?[^a-z0-9])(?:rank|worker)[-_ ]?(?P<rank>\d{1,7})(?![a-z0-9])"
+    r"(?![-_.]\d{1,2}[-_.]\d{1,2})",  # a date
+    re.IGNORECASE,
+)
+_NOT_OF_ALL = {"lora", "low", "top", "local", "node", "tp", "cp", "pp", "dp", "ep", "etp", "edp", "sp"}
+"""A rank of these is a size, or one in a group."""
+_DEVICE_FILE = re.compile(r"(?:^|[-_. ])(?:npu|gpu|device)[-_ ]?(\d{1,4})$", re.IGNORECASE)
 _ASCEND_FILE = re.compile(r"^profiler_info_(\d{1,7})\.json$")
 
 
@@ -48,16 +55,24 @@ def finished(trace: Trace, streams: bool = True) -> Trace:
     return replace(trace, notes=tuple(notes), problems=(*trace.problems, *problems.listed()))
 
 
+def ranked(path: Path, said: int | None) -> dict[str, Any]:
+    """Return the rank, as said or else by the file's name, and a note if so: ``rank`` and ``notes`` of a trace."""
+    if said is not None:
+        return {"rank": said, "notes": ()}
+    found = rank_of(path)
+    return {"rank": found, "notes": () if found is None else (GUESSED,)}
+
+
 def rank_of(path: Path) -> int | None:
-    """Return the rank that a file's name says, else its nearest folders' names; None where none says.
+    """Return the rank that a file's name says, else its nearest folders' names; None where none says just one.
 
     Ascend's profilers name a file ``profiler_info_<rank>.json`` in the folder above their output.
     """
     for part in (path.name, *(p.name for p in list(path.parents)[:2])):
-        found = _RANK.search(part)
-        if found:
-            return int(found[1])
-    found = _DEVICE_FILE.search(path.stem)
+        said = {int(m["rank"]) for m in _RANK.finditer(part) if (m["of"] or "").lower() not in _NOT_OF_ALL}
+        if len(said) == 1:
+            return said.pop()
+    found = _DEVICE_FILE.search(path.name.split(".")[0])
     if found:
         return int(found[1])
     if path.parent.name == "ASCEND_PROFILER_OUTPUT":
@@ -97,11 +112,15 @@ def _names(trace: Trace, problems: ProblemCounter) -> Trace:
 
 
 def _far(trace: Trace, problems: ProblemCounter) -> Trace:
-    """Drop events a day and more from the middle of the trace."""
-    if not len(trace) or trace.start_s[-1] - trace.start_s[0] < FAR_S:
+    """Drop events a day and more from the middle of the trace, and those that last a day and more."""
+    if not len(trace) or trace.span_s[1] - trace.span_s[0] < FAR_S:
         return trace
-    middle = float(np.median(trace.start_s))
-    far = (np.abs(trace.start_s - middle) > FAR_S) | (trace.duration_s > FAR_S)
+    endless = trace.duration_s > FAR_S
+    _note(problems, trace, endless, "lasts over a day", lost=True)
+    trace = trace.select(~endless)
+    if not len(trace):
+        return trace
+    far = np.abs(trace.start_s - float(np.median(trace.start_s))) > FAR_S
     _note(problems, trace, far, "its time is over a day from the rest of the trace", lost=True)
     trace = trace.select(~far)
     zero = float(trace.start_s[0]) if len(trace) else 0.0
@@ -139,29 +158,20 @@ def _once(trace: Trace, problems: ProblemCounter) -> Trace:
 
 
 def _apart(trace: Trace, problems: ProblemCounter) -> Trace:
-    """Cut an event of a stream where the next one begins: a stream runs one at a time.
-
-    Kernels of one launch of a graph (one correlation) may run side by side: they are left.
-    """
+    """Cut an event of a stream where the next one begins: a stream runs one at a time."""
+    now, then = trace.overruns()
     end = trace.end_s.copy()
-    work = trace.on_device & trace.is_kind("kernel", "communication", "copy")
-    rows = np.flatnonzero(work)
-    rows = rows[np.lexsort((trace.start_s[rows], trace.lane[rows]))]
-    now, then = rows[:-1], rows[1:]
-    over = (trace.lane[now] == trace.lane[then]) & (end[now] > trace.start_s[then])
-    over &= trace.start_s[then] > trace.start_s[now]
-    over &= (trace.correlation[now] != trace.correlation[then]) | (trace.correlation[now] < 0)
     wrong = np.zeros(len(trace), bool)
-    wrong[now[over & (end[now] - trace.start_s[then] > ROUNDING_S)]] = True
-    end[now[over]] = trace.start_s[then[over]]
+    wrong[now[end[now] - trace.start_s[then] > ROUNDING_S]] = True
+    end[now] = trace.start_s[then]
     _note(problems, trace, wrong, "ran into the next event of its stream, where it was cut", lost=False)
     return replace(trace, end_s=end)
 
 
 def with_steps(trace: Trace) -> Trace:
     """Return the trace with the step of each event: that of the annotation it starts in, or of its launch."""
-    number = np.array([step_number(n) for n in trace.names] or [-1])[trace.name]
-    marks = (number >= 0) & ~trace.on_device & (trace.duration_s > 0)
+    number = step_marks(trace).number
+    marks = number >= 0
     if not marks.any() or (trace.step >= 0).any():
         return trace
     starts, ends, numbers = trace.start_s[marks], trace.end_s[marks], number[marks]

@@ -6,12 +6,14 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from telekit.diagnose.builder import ProblemCounter
 from telekit.diagnose.readers.chrome import read_chrome
 from telekit.diagnose.readers.event_rows import is_event_header, read_event_rows
+from telekit.diagnose.readers.finish import GUESSED
 from telekit.diagnose.readers.nsys import read_nsys
 from telekit.diagnose.readers.rocprof import MARK, read_rocprof
 from telekit.diagnose.readers.rows import split
@@ -69,7 +71,12 @@ def read(path: str | Path, *, rank: int | None = None, progress: Progress | None
         The path does not exist, or nothing in it can be read.
     """
     path = Path(path)
-    if path.is_dir():
+    try:
+        folder = path.is_dir()
+    except (OSError, ValueError) as error:  # a name that is too long, or has a zero in it
+        reason = getattr(error, "strerror", None) or str(error)
+        raise bad("path", f"{str(path)[:60]} ...", f"cannot be looked up: {reason}", HELP) from None
+    if folder:
         return _folder(path, progress)
     kind = _sniffed(path)
     if not kind:
@@ -201,10 +208,27 @@ def _files(folder: Path, problems: ProblemCounter) -> list[Path]:
     return found
 
 
+def _without_doubtful(traces: list[Trace], notes: list[str]) -> list[Trace]:
+    """Take back ranks read from names that another trace has too."""
+    times = Counter(t.rank for t in traces if t.rank is not None)
+    doubtful = [t for t in traces if GUESSED in t.notes and t.rank is not None and times[t.rank] > 1]
+    if not doubtful:
+        return traces
+    same = ", ".join(str(r) for r in sorted({t.rank for t in doubtful if t.rank is not None})[:10])
+    notes.append(
+        f"the names of {len(doubtful)} traces give rank {same}, which others have too: their ranks are not known"
+    )
+    return [
+        replace(t, rank=None, notes=tuple(n for n in t.notes if n != GUESSED)) if t in doubtful else t
+        for t in traces
+    ]
+
+
 def _set(found: Sequence[Trace | Table], notes: tuple[str, ...], problems: tuple[Any, ...]) -> TraceSet:
     """Put traces and tables together; say what is odd about their ranks."""
     traces = [t for t in found if isinstance(t, Trace)]
     said = list(notes)
+    traces = _without_doubtful(traces, said)
     twice = sorted(r for r, n in Counter(t.rank for t in traces if t.rank is not None).items() if n > 1)
     if twice:
         said.append(f"several traces are of rank {', '.join(map(str, twice[:10]))}")

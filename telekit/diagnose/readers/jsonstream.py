@@ -12,8 +12,10 @@ from telekit.diagnose.builder import ProblemCounter
 MAX_OBJECT_CHARACTERS = 64_000_000
 """An event or a member that does not end within this much text is left out."""
 _NEAR = 16  # an error this close to the end of the text says only that the text goes on
+_HEAD = 4096  # what a file is shows in so many characters
 _SKIP = re.compile(r"[\s,]*")
 _NEXT = re.compile(r'\}\s*,?\s*(?=\{\s*"(?:ph|name|cat|ts|dur|pid|tid|id|args|s|bp|cname|tts)"\s*:)')
+_LINE = re.compile(r'\{\s*"(?:ph|name|cat|ts|dur|pid|tid|id|args|s|bp|cname|tts)"\s*:')
 _LAST = re.compile(r'\}\s*(?=\]\s*(?:,\s*"[^"]{1,60}"\s*:|\}|\Z))')
 _LIST = re.compile(r'"traceEvents"\s*:\s*\[')
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})|\\')
@@ -38,27 +40,47 @@ class JsonEvents:
     def __init__(self, pieces: Iterator[str], problems: ProblemCounter) -> None:
         self._pieces, self._problems = pieces, problems
         self._text, self._at, self._ended = "", 0, False
+        self._careful = False
         self.members: dict[str, Any] = {}
         self.count = 0
 
     def __iter__(self) -> Iterator[Any]:
         """Go through the events; any JSON value may come."""
         opening = self._skip()
+        while len(self._text) < _HEAD and self._more():
+            pass
         if opening == "[":
             self._at += 1
             yield from self._events()
+        elif opening == "{" and _LINE.match(self._text, self._at) and not _LIST.search(self._text):
+            self._problems.add("is no list of events but one object after the other, read so", lost=False)
+            while self._skip() == "{":
+                yield from self._event()
         elif opening == "{":
             self._at += 1
             while self._member():
                 yield from self._events()
+            self._at += self._skip() == "}"
         else:
             self._problems.add("is no JSON list or object: nothing of it was read")
+            self._at = len(self._text)
         self._drain()
 
     def _drain(self) -> None:
-        """Go to the end of the file: what stands after the trace is noted, a file cut off there too."""
-        if self._skip() not in ("", "}"):
-            self._problems.add("text stands after the end of the trace and is not read")
+        """Go to the end of the file: what stands after the trace is noted.
+
+        A second trace may be another rank's: its events would pass for the first one's.
+        """
+        after = self._skip()
+        if after in ("{", "["):
+            reason = (
+                "a second trace stands after the end of the first and is not read: it needs a file of its own"
+            )
+            self._problems.add(reason, f"after event {self.count}")
+        elif after:
+            self._problems.add(
+                "text stands after the end of the trace and is not read", f"after event {self.count}"
+            )
         for _ in self._pieces:
             pass
 
@@ -70,6 +92,7 @@ class JsonEvents:
             return False
         self._text = self._text[self._at :] + piece
         self._at = 0
+        self._careful = False
         return True
 
     def _skip(self) -> str:
@@ -85,6 +108,8 @@ class JsonEvents:
     def _value(self) -> tuple[Any, ValueError | None]:
         """Scan one value at the place reached; of a value that cannot be read return why."""
         error: ValueError
+        if self._careful and (found := self._alone()):
+            return found
         while True:
             try:
                 value, end = _scan(self._text, self._at)
@@ -94,6 +119,7 @@ class JsonEvents:
                     return value, None
                 continue
             except json.JSONDecodeError as why:
+                self._careful = True
                 open_ended = why.msg.startswith("Unterminated")
                 error, where = why, len(self._text) if open_ended else why.pos
             except StopIteration as why:
@@ -105,6 +131,26 @@ class JsonEvents:
             goes_on = where >= len(self._text) - _NEAR and len(self._text) - self._at < MAX_OBJECT_CHARACTERS
             if not goes_on or not self._more():
                 return None, error
+
+    def _alone(self) -> tuple[Any, ValueError | None] | None:
+        """Scan an event cut out of the text, if its end can be told; None where that does not work.
+
+        An error counts the lines of all the text before it: of a piece full of bad events, once an event.
+        """
+        found = _NEXT.search(self._text, self._at)
+        if not found:
+            return None
+        part = self._text[self._at : found.start() + 1]
+        try:
+            value, end = _scan(part, 0)
+        except json.JSONDecodeError as why:
+            return None if why.msg.startswith("Unterminated") else (None, why)
+        except (ValueError, StopIteration, RecursionError):
+            return None
+        if end != len(part):
+            return None
+        self._at += end
+        return value, None
 
     def _events(self) -> Iterator[Any]:
         """Yield the values of the list that begins here, up to its end or that of the file."""
@@ -121,20 +167,21 @@ class JsonEvents:
             if not opening:
                 self._problems.add("the file ends before its list of events does", lost=False)
                 return
-            value, error = self._value()
-            self.count += 1
-            if error is None:
-                yield value
-            elif (
-                self._ended
-                and not _NEXT.search(self._text, self._at)
-                and not _LAST.search(self._text, self._at)
-            ):
-                self._problems.add("the file ends inside an event", f"event {self.count}")
-                self._at = len(self._text)
-                return
-            else:
-                yield from self._repaired(error)
+            yield from self._event()
+
+    def _event(self) -> Iterator[Any]:
+        """Yield the value that begins here; of one that is no JSON what can be made of it."""
+        value, error = self._value()
+        self.count += 1
+        if error is None:
+            yield value
+        elif (
+            self._ended and not _NEXT.search(self._text, self._at) and not _LAST.search(self._text, self._at)
+        ):
+            self._problems.add("the file ends inside an event", f"event {self.count}")
+            self._at = len(self._text)
+        else:
+            yield from self._repaired(error)
 
     def _repaired(self, error: ValueError) -> Iterator[Any]:
         """Step over an object that is no JSON; if its escapes were all that was wrong, yield it."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from telekit.diagnose.builder import ProblemCounter, TraceBuilder, whole
 from telekit.diagnose.readers.classify import is_communication, kind_of, operation
-from telekit.diagnose.readers.finish import finished, rank_of
+from telekit.diagnose.readers.finish import finished, ranked
 from telekit.diagnose.readers.source import Progress, regular_size
 from telekit.diagnose.readers.times import MAX_NS
 from telekit.diagnose.trace import KIND, Lane, Trace
@@ -101,20 +101,17 @@ class _Export:
         names = self._all("SELECT name FROM TARGET_INFO_GPU", "TARGET_INFO_GPU")
         device = next((str(n) for (n,) in names), "")
         alone = len(self._builders) <= 1
-        said = rank if rank is not None else rank_of(self._path)
-        notes = (
-            ()
-            if alone
-            else (f"{len(self._builders)} processes were recorded: which ranks they are is not known",)
-        )
+        whose = ranked(self._path, rank)
+        if not alone:
+            note = f"{len(self._builders)} processes were recorded: which ranks they are is not known"
+            whose = {"rank": None, "notes": (note,)}
         built = [
             builder.build(
-                rank=said if alone else None,
                 device=device,
                 source=f"{self._path} process {process}",
                 base_ns=base or None,
                 seen={"rows": len(builder)},
-                notes=notes,
+                **whose,
                 problems=self.problems.listed(),
             )
             for process, builder in sorted(self._builders.items())

@@ -13,7 +13,7 @@ from typing import Any
 
 from telekit.diagnose.builder import TraceBuilder, whole
 from telekit.diagnose.readers.classify import kind_of, operation
-from telekit.diagnose.readers.finish import finished, rank_of
+from telekit.diagnose.readers.finish import finished, ranked
 from telekit.diagnose.readers.source import Progress, regular_size, text_pieces
 from telekit.diagnose.readers.times import nanoseconds
 from telekit.diagnose.trace import KIND, Lane, Trace
@@ -51,12 +51,11 @@ def read_rocprof(path: Path, rank: int | None = None, progress: Progress | None 
     tools = tools if isinstance(tools, list) else [tools]
     if not any(isinstance(tool, dict) for tool in tools):
         raise bad("file", path.name, f"has no list {MARK!r}", source=str(path))
-    said = rank if rank is not None else rank_of(path)
-    alone = len(tools) == 1
-    return tuple(_trace(_dict(tool), path, said if alone else None) for tool in tools)
+    whose = ranked(path, rank) if len(tools) == 1 else {"rank": None, "notes": ()}
+    return tuple(_trace(_dict(tool), path, whose) for tool in tools)
 
 
-def _trace(tool: dict[str, Any], path: Path, rank: int | None) -> Trace:
+def _trace(tool: dict[str, Any], path: Path, whose: dict[str, Any]) -> Trace:
     """Trace of one process."""
     builder, seen = TraceBuilder(), 0
     names = _Names(tool)
@@ -70,7 +69,7 @@ def _trace(tool: dict[str, Any], path: Path, rank: int | None) -> Trace:
                 _add(builder, table, _dict(record), names, process)
             except ValueError as error:
                 builder.problems.add(f"a time is {error}", f"{table} record {number}")
-    return finished(builder.build(rank=rank, source=str(path), seen={"records": seen}))
+    return finished(builder.build(**whose, source=str(path), seen={"records": seen}))
 
 
 def _add(builder: TraceBuilder, table: str, record: dict[str, Any], names: _Names, process: str) -> None:

@@ -49,6 +49,15 @@ def lines(
         yield number + 1, rest
 
 
+def ends_open(path: Path) -> bool:
+    """Tell whether a file's last line has no end, as one cut off has none; not known of a compressed file."""
+    with path.open("rb") as file:
+        if file.read(2) == b"\x1f\x8b":
+            return False
+        file.seek(-1, 2)
+        return file.read(1) != b"\n"
+
+
 def table_rows(
     path: Path,
     is_header: Callable[[list[str]], bool],
@@ -63,7 +72,7 @@ def table_rows(
     for number, line in source:
         header = [cell.strip().lower() for cell in split(line)]
         if is_header(header):
-            return header, _body(header, source, problems)
+            return header, _body(header, source, problems, ends_open(path))
         if number >= PREAMBLE_LINES:
             break
     return [], iter(())
@@ -72,25 +81,34 @@ def table_rows(
 def split(line: str) -> list[str]:
     """Cells of one line; tabs separate where there is no comma."""
     mark = "\t" if "\t" in line and "," not in line else ","
+    if '"' not in line and "\r" not in line and "\0" not in line:
+        return line.split(mark) if line else []
     try:
         return next(csv.reader([line.rstrip("\r\n")], delimiter=mark), [])
     except csv.Error:
         return []
 
 
-def _body(header: list[str], source: Iterator[tuple[int, str]], problems: ProblemCounter) -> Iterator[Row]:
+def _body(
+    header: list[str], source: Iterator[tuple[int, str]], problems: ProblemCounter, open_end: bool
+) -> Iterator[Row]:
+    number, width = 0, len(header)
     for number, line in source:
         if not line.strip():
             continue
         cells = split(line)
-        if len(cells) == len(header) + 1 and not cells[-1].strip():
-            cells.pop()
-        if len(cells) != len(header):
-            problems.add("has not as many cells as the header", f"line {number}")
-        elif [c.strip().lower() for c in cells] == header:
+        if len(cells) != width:
+            if len(cells) == width + 1 and not cells[-1].strip():
+                cells.pop()
+            else:
+                problems.add("has not as many cells as the header", f"line {number}")
+                continue
+        if cells[0].strip().lower() == header[0] and [c.strip().lower() for c in cells] == header:
             problems.add("is the header once more", f"line {number}")
         else:
             yield number, cells
+    if open_end and number:
+        problems.add("the last line has no end: its last cell may be cut", f"line {number}", lost=False)
 
 
 def find(header: Sequence[str], *names: str) -> int:

@@ -7,20 +7,27 @@ Formats: Ascend PyTorch Profiler's documentation (``step_trace_time.csv``, ``op_
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from telekit.diagnose.builder import ProblemCounter
-from telekit.diagnose.readers.finish import rank_of
+from telekit.diagnose.readers.finish import ranked
 from telekit.diagnose.readers.rows import column_name, find, number, table_rows
 from telekit.diagnose.readers.source import Progress
 from telekit.diagnose.trace import Table
 from telekit.errors import bad
 
-MAX_ROWS = 20_000_000
+MAX_CELLS = 2**27
+"""Cells of a table that are kept (1 GiB)."""
+CHUNK_ROWS = 4096
+_SECONDS = 1e11
+"""A time beyond this is no number of seconds (the year 5138)."""
 _STEP_TEXTS = ("type", "device_id")
 _TIME = ("timestamp", "time", "time_s", "timestamp_s", "datetime", "date", "ts")
 _WHO = ("machine", "host", "hostname", "node", "instance", "rank", "device", "gpu", "npu")
@@ -92,21 +99,73 @@ def _read(
     if not header:
         raise bad("header", path.name, f"is not that of a table of {kind}", source=str(path))
     places = [place(name) for name in header]
-    numbers: dict[int, list[float]] = {i: [] for i, p in enumerate(places) if p}
-    texts: dict[int, list[str]] = {i: [] for i, p in enumerate(places) if not p}
-    for count, (line, cells) in enumerate(rows):
-        if count >= MAX_ROWS:
-            problems.add(f"stands after {MAX_ROWS:,} rows, more are not read", f"line {line}")
-            break
-        for i, values in numbers.items():
-            values.append(_cell(cells[i], header[i], line, problems))
-        for i, words in texts.items():
-            words.append(cells[i].strip())
-    columns = {p[0]: np.array(numbers[i], float) * p[1] for i, p in enumerate(places) if p}
-    labels = {header[i].replace(" ", "_"): tuple(words) for i, words in texts.items()}
-    return Table(
-        kind, columns, labels, rank if rank is not None else rank_of(path), str(path), (), problems.listed()
+    names = _distinct(
+        [p[0] if p else h.replace(" ", "_") for p, h in zip(places, header, strict=True)], problems
     )
+    numbers: dict[int, array[float]] = {i: array("d") for i, p in enumerate(places) if p}
+    texts: dict[int, list[str]] = {i: [] for i, p in enumerate(places) if not p}
+    known: dict[str, str] = {}  # a word that stands in many cells is held once
+    left = MAX_CELLS // len(header)
+    while chunk := list(islice(rows, min(CHUNK_ROWS, max(left, 1)))):
+        if left <= 0:
+            problems.add(f"stands after {MAX_CELLS:,} cells, more are not read", f"line {chunk[0][0]}")
+            break
+        left -= len(chunk)
+        lines, cells = zip(*chunk, strict=True)
+        for i, column in enumerate(zip(*cells, strict=True)):
+            if i in numbers:
+                numbers[i].extend(_numbers(column, header[i], lines, problems))
+            else:
+                texts[i] += [known.setdefault(word, word) for word in map(str.strip, column)]
+    columns = {names[i]: np.frombuffer(numbers[i], float) * p[1] for i, p in enumerate(places) if p}
+    if kind in ("steps", "operators"):
+        _without_negative(columns, problems)
+    labels = {names[i]: tuple(words) for i, words in texts.items()}
+    return Table(kind, columns, labels, source=str(path), problems=problems.listed(), **ranked(path, rank))
+
+
+def _distinct(names: list[str], problems: ProblemCounter) -> list[str]:
+    """Give a number to names that several columns would have."""
+    found: list[str] = []
+    for name in names:
+        other, again = name, 2
+        while other in found:
+            other, again = f"{name}_{again}", again + 1
+        if other != name:
+            problems.add(
+                f"several columns are called {name[:60]!r}: one is taken as {other[:64]!r}", lost=False
+            )
+        found.append(other)
+    return found
+
+
+def _without_negative(columns: dict[str, NDArray[np.float64]], problems: ProblemCounter) -> None:
+    """Take times and counts below 0 as missing."""
+    for name, values in columns.items():
+        below = np.flatnonzero(values < 0)
+        if len(below) and name.endswith(("_s", "count")):
+            problems.add(
+                f"a value of {name[:60]!r} is below 0: missing",
+                f"row {below[0] + 1}",
+                lost=False,
+                count=len(below),
+            )
+            columns[name] = np.where(values < 0, np.nan, values)
+
+
+def _numbers(
+    cells: Sequence[str], name: str, lines: Sequence[int], problems: ProblemCounter
+) -> NDArray[np.float64]:
+    """Return a column's numbers, of a time in seconds; all at once where nothing is odd about them."""
+    try:
+        found = np.fromiter(map(float, cells), np.float64, len(cells))
+    except ValueError:
+        found = np.full(1, np.inf)
+    if np.isinf(found).any() or (name in _TIME and (found > _SECONDS).any()):
+        found = np.array(
+            [_cell(c, name, line, problems) for c, line in zip(cells, lines, strict=True)], float
+        )
+    return found
 
 
 def _cell(cell: str, name: str, line: int, problems: ProblemCounter) -> float:
@@ -127,7 +186,7 @@ def _time_s(text: str) -> float:
     except ValueError:
         when = datetime.fromisoformat(text)
         return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
-    for limit, unit in ((1e17, 1e-9), (1e14, 1e-6), (1e11, 1e-3)):
+    for limit, unit in ((1e17, 1e-9), (1e14, 1e-6), (_SECONDS, 1e-3)):
         if value > limit:
             return value * unit
     return value

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from telekit.diagnose.builder import ProblemCounter
-from telekit.diagnose.readers.finish import rank_of
-from telekit.diagnose.readers.rows import lines
+from telekit.diagnose.readers.finish import ranked
+from telekit.diagnose.readers.rows import ends_open, lines
 from telekit.diagnose.readers.source import Progress
 from telekit.diagnose.trace import Table
 from telekit.errors import bad
@@ -43,7 +43,7 @@ def read_timers(path: Path, rank: int | None = None, progress: Progress | None =
         No timers are in it.
     """
     problems, log = ProblemCounter(), _Log()
-    open_end = _ends_open(path)
+    open_end = ends_open(path)
     for number, line in _known_last(lines(path, problems, progress)):
         if number < 0 and open_end:
             problems.add("the last line has no end, its value may be cut: left out", f"line {-number}")
@@ -58,8 +58,14 @@ def read_timers(path: Path, rank: int | None = None, progress: Progress | None =
     columns = dict(
         zip(("iteration", "rank", "min_s", "max_s"), (np.array(c, float) for c in numbers), strict=True)
     )
-    rank = rank if rank is not None else rank_of(path)
-    return Table("timers", columns, {"timer": names}, rank, str(path), (), problems.listed())
+    return Table(
+        "timers",
+        columns,
+        {"timer": names},
+        source=str(path),
+        problems=problems.listed(),
+        **ranked(path, rank),
+    )
 
 
 def _known_last(source: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
@@ -71,15 +77,6 @@ def _known_last(source: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
         held = one
     if held is not None:
         yield -held[0], held[1]
-
-
-def _ends_open(path: Path) -> bool:
-    """Tell whether a file's last line has no end, as one that is cut off; of a compressed file that is not known."""
-    with path.open("rb") as file:
-        if file.read(2) == b"\x1f\x8b":
-            return False
-        file.seek(-1, 2)
-        return file.read(1) != b"\n"
 
 
 class _Log:

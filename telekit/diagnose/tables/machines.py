@@ -7,15 +7,16 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import numpy as np
+from numpy.typing import NDArray
 
 from telekit.diagnose.analysis.finding import Evidence, Finding
 from telekit.diagnose.builder import ProblemCounter
 from telekit.diagnose.minder.detect import FEWEST_MACHINES, Alert, Rules, detect
-from telekit.diagnose.minder.metrics import MachineMetrics, align
+from telekit.diagnose.minder.metrics import MachineMetrics, Samples, Silence, spread_out
 from telekit.diagnose.minder.model import CONTINUITY_S, WINDOW, MinderModel
 from telekit.diagnose.minder.untrained import untrained
 from telekit.diagnose.tables.report import Cell, TableReport, plain, unusable
-from telekit.diagnose.trace import Floats, Table
+from telekit.diagnose.trace import Table
 from telekit.errors import InputError
 
 WHO = ("machine", "host", "hostname", "node", "instance", "rank", "device", "gpu", "npu")
@@ -28,12 +29,11 @@ CALL_S, PULL_S = 480.0, 900.0
 """A long run is looked at every 8 minutes, 15 minutes each, as Minder's service does."""
 FAR_S = 30 * 86_400.0
 """Samples this far from the middle one in time are of another clock, or damaged."""
+MOST_SILENCES = 8
 DATES_S = 1e8
 """Times beyond this are seconds since 1970."""
 
 UNTRAINED = "without metrics of healthy runs: a machine that always differs counts as unlike the others"
-
-Sample = tuple[Floats, list[str], str, Floats]
 
 
 def analyse_metrics(tables: Sequence[Table], ranks_per_node: int = 8) -> TableReport:
@@ -64,6 +64,10 @@ def analyse_metrics(tables: Sequence[Table], ranks_per_node: int = 8) -> TableRe
         notes.append(f"{metrics.samples} samples: a window has {WINDOW}")
     else:
         alerts = _alerts(model, metrics)
+    silent = metrics.silences()
+    notes += [_silence(one) for one in silent[:MOST_SILENCES]]
+    if len(silent) > MOST_SILENCES:
+        notes.append(f"and {len(silent) - MOST_SILENCES} more times without samples of a machine")
     span_s = metrics.samples * metrics.period_s
     if span_s < CONTINUITY_S:
         notes.append(
@@ -73,55 +77,68 @@ def analyse_metrics(tables: Sequence[Table], ranks_per_node: int = 8) -> TableRe
     findings = tuple(_finding(alert, metrics, ranks) for alert in alerts)
     says = f"{len(metrics.machines)} machines, {len(metrics.names)} metrics, {span_s:.0f} s by {metrics.period_s:g} s: "
     named = ", ".join(f"{a.machine} unlike the others in {a.metric}" for a in alerts[:3])
-    return TableReport("metrics", tuple(sources), "unknown", says + (named or "no machine stays unlike the others"),
+    gone = ", ".join(
+        f"{one.machine} not reporting since {_when(one.begin_s)}" for one in silent if one.end_s is None
+    )
+    named = "; ".join(part for part in (named or "no machine stays unlike the others", gone[:200]) if part)
+    return TableReport("metrics", tuple(sources), "unknown", says + named,
                        tuple(_row(metrics, name) for name in metrics.names), findings, tuple(notes),
                        problems.listed())  # fmt: skip
 
 
 def _together(tables: Sequence[Table], problems: ProblemCounter) -> MachineMetrics | None:
-    """Align all samples in time; None where there are none."""
-    samples = [one for table in tables for one in _samples(table, problems)]
+    """Put all samples side by side in time; None where there are none."""
+    samples = [one for table in tables for one in _samples(table, problems) if len(one.time_s)]
     if not samples:
         return None
-    time = np.concatenate([s[0] for s in samples])
-    machine = [name for s in samples for name in s[1]]
-    metric = [s[2] for s in samples for _ in s[1]]
-    value = np.concatenate([s[3] for s in samples])
-    near = np.abs(time - np.median(time)) <= FAR_S
-    if not near.all():
-        problems.add("a sample is over 30 days from the others", count=int((~near).sum()))
-    at = np.flatnonzero(near)
+    middle = float(np.median(np.concatenate([s.time_s for s in samples])))
+    near = [np.abs(s.time_s - middle) <= FAR_S for s in samples]
+    far = sum(int((~n).sum()) * len(s.values) for s, n in zip(samples, near, strict=True))
+    if far:
+        problems.add("a sample is over 30 days from the others", count=far)
+        samples = [_picked(s, np.flatnonzero(n)) for s, n in zip(samples, near, strict=True) if n.any()]
     try:
-        return align(time[at], [machine[i] for i in at], [metric[i] for i in at], value[at], _period(samples))
+        return spread_out(samples, _period(samples))
     except InputError as error:
         problems.add(f"samples cannot be put side by side: {error.problems[0].rule}")
         return None
 
 
-def _samples(table: Table, problems: ProblemCounter) -> Iterator[Sample]:
-    """Time, machine, metric and value of a table, one column after the other."""
+def _picked(samples: Samples, at: NDArray[np.intp]) -> Samples:
+    """Keep some samples."""
+    return Samples(
+        samples.time_s[at], samples.machines, samples.row[at], {n: v[at] for n, v in samples.values.items()}
+    )
+
+
+def _samples(table: Table, problems: ProblemCounter) -> Iterator[Samples]:
+    """Yield samples of a table: all of it, or, where rows name their metrics, one metric after the other."""
     time = table.columns.get("time_s", np.full(len(table), np.nan))
     who = _who(table)
     if who is None:
         problems.add("no column says whose the metrics are (machine, host, node, rank), nor does the file's name",
                      table.source)  # fmt: skip
         return
-    known = np.isfinite(time) & np.array([bool(w) for w in who], bool)
+    machines = {name: i for i, name in enumerate(dict.fromkeys(who))}
+    row = np.array([machines[name] for name in who], np.int64)
+    known = np.isfinite(time) & (row != machines.get("", -1))
     if not known.all():
         problems.add("a sample without a time or machine", table.source, count=int((~known).sum()))
     at = np.flatnonzero(known)
-    owner = [who[i] for i in at]
     names = table.labels.get("metric")
     if names is not None and "value" in table.columns:
-        for name in dict.fromkeys(names):
-            mine = [k for k, i in enumerate(at) if names[i] == name]
-            yield time[at[mine]], [owner[k] for k in mine], name, table.columns["value"][at[mine]]
+        layers = {name: i for i, name in enumerate(dict.fromkeys(names))}
+        layer = np.array([layers[name] for name in names], np.int64)[at]
+        whole = Samples(time, tuple(machines), row, {"value": table.columns["value"]})
+        for name, i in layers.items():
+            mine = _picked(whole, at[layer == i])
+            yield Samples(mine.time_s, mine.machines, mine.row, {name: mine.values["value"]})
         return
     columns = {name: c for name, c in table.columns.items() if name not in ASIDE and np.isfinite(c).any()}
     if not columns:
         problems.add("no column of numbers besides the time", table.source)
-    for name, values in columns.items():
-        yield time[at], owner, name, values[at]
+        return
+    yield _picked(Samples(time, tuple(machines), row, columns), at)
 
 
 def _who(table: Table) -> list[str] | None:
@@ -134,13 +151,12 @@ def _who(table: Table) -> list[str] | None:
     return None if table.rank is None else [f"rank {table.rank}"] * len(table)
 
 
-def _period(samples: Sequence[Sample]) -> float:
+def _period(samples: Sequence[Samples]) -> float:
     """Median time between two samples of one machine and metric."""
-    gaps = []
-    for time, machine, _, _ in samples:
-        order = np.lexsort((time, np.array(machine)))
-        same = np.array(machine)[order][1:] == np.array(machine)[order][:-1]
-        step = np.diff(time[order])[same]
+    gaps = [np.zeros(0)]
+    for one in samples:
+        order = np.lexsort((one.time_s, one.row))
+        step = np.diff(one.time_s[order])[np.diff(one.row[order]) == 0]
         gaps.append(step[step > 0])
     found = np.concatenate(gaps)
     return float(np.median(found)) if len(found) else 1.0
@@ -168,9 +184,9 @@ def _alerts(model: MinderModel, metrics: MachineMetrics) -> tuple[Alert, ...]:
 def _finding(alert: Alert, metrics: MachineMetrics, ranks: bool) -> Finding:
     """Put an alert into words, with both levels over that time."""
     part = metrics.between(alert.start_s, alert.alert_s)
-    values = part.filled(alert.metric)
+    values = part.values[part.names.index(alert.metric)]
     row = part.machines.index(alert.machine)
-    mine, others = float(np.mean(values[row])), float(np.nanmedian(np.delete(values, row, axis=0)))
+    mine, others = float(np.nanmean(values[row])), float(np.nanmedian(np.delete(values, row, axis=0)))
     text = (
         f"{alert.machine}: {alert.metric} {mine:.4g} on average, the other machines' median {others:.4g}, from "
         f"{_when(alert.start_s)} to {_when(alert.alert_s)} at least; z-score {alert.z_score:.1f}"
@@ -183,6 +199,14 @@ def _finding(alert: Alert, metrics: MachineMetrics, ranks: bool) -> Finding:
     return found if ranks else replace(found, machines=(alert.machine,))
 
 
+def _silence(silence: Silence) -> str:
+    """Say when a machine did not report: its samples of that time are not made up."""
+    if silence.end_s is None:
+        return f"{silence.machine}: not reporting since {_when(silence.begin_s)}, so not judged after it"
+    begin, end = _when(silence.begin_s), _when(silence.end_s)
+    return f"{silence.machine}: not reporting from {begin} to {end}, so not judged then"
+
+
 def _when(time_s: float) -> str:
     """Show a date, or seconds of a clock that starts elsewhere."""
     if time_s < DATES_S:
@@ -192,17 +216,19 @@ def _when(time_s: float) -> str:
 
 def _row(metrics: MachineMetrics, name: str) -> dict[str, Cell]:
     """Median level of a metric over machines, and the machine whose own is furthest from it."""
-    values = metrics.filled(name)
-    level = np.median(values, axis=1)
+    values = metrics.values[metrics.names.index(name)]
+    known = np.isfinite(values).any(axis=1)
+    level = np.full(len(values), np.nan)
+    level[known] = np.nanmedian(values[known], axis=1)
     usual = float(np.nanmedian(level)) if np.isfinite(level).any() else np.nan
     away = np.abs(level - usual)
-    known = bool(np.isfinite(away).any() and np.nanmax(away) > 0)
-    furthest = int(np.nanargmax(away)) if known else 0
-    missing = float(np.mean(~np.isfinite(metrics.values[metrics.names.index(name)])))
+    apart = bool(known.any() and np.nanmax(away) > 0)
+    furthest = int(np.nanargmax(away)) if apart else 0
+    missing = float(np.mean(~np.isfinite(values)))
     return {
         "metric": name,
         "median": plain(usual),
-        "furthest_machine": metrics.machines[furthest] if known else None,
-        "its_median": plain(float(level[furthest])) if known else None,
+        "furthest_machine": metrics.machines[furthest] if apart else None,
+        "its_median": plain(float(level[furthest])) if apart else None,
         "missing_share": missing,
     }

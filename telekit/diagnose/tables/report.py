@@ -48,6 +48,14 @@ class TableReport:
     notes: tuple[str, ...] = ()
     problems: tuple[TraceProblem, ...] = ()
 
+    @property
+    def tells_ranks(self) -> bool:
+        """Three ranks and more are told apart."""
+        keys = ("rank", "slowest_rank", "furthest_machine")
+        if not any(row.get(key) is not None for row in self.rows for key in keys):
+            return False
+        return len(self.rows) >= 3 or self.kind != "steps"
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, fit for strict JSON."""
         return {

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from telekit.cluster.variability import expected_largest
 from telekit.diagnose.analysis.finding import Evidence, Finding
 from telekit.diagnose.analysis.outliers import Outlier
 from telekit.diagnose.analysis.summary import DATA_BOUND
@@ -17,9 +18,11 @@ from telekit.diagnose.trace import Floats
 
 OWN = re.compile(r"^(?:forward-compute|backward-compute|optimizer-.+)$")
 """Timers of own work that lie side by side, so that they add up."""
-SPREAD = 0.15
-"""Where only extremes are known: slowest over fastest rank, as a share of the step. Thousands of ranks that differ by
-2 % (standard deviation) spread over 14 %."""
+JITTER, MOST_RANKS = 0.03, 4096
+"""Where only extremes are known: ranks may differ by so much (standard deviation over the mean), and be so many, since
+such a log does not tell how many they are."""
+SPREAD = 2 * JITTER * expected_largest(MOST_RANKS)
+"""Slowest over fastest rank, as a share of the step, from which they are uneven: 21 %."""
 SLOW_ITERATION, SLOW_LOST, FEWEST_ITERATIONS = 1.5, 0.02, 8
 """An iteration over so many medians is slow; together they must cost this share; of at least so many iterations."""
 

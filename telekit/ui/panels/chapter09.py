@@ -22,7 +22,7 @@ from telekit.units import format_seconds
 # --- host-bound and device-bound ----------------------------------------------------------------------------
 
 OPERATORS = 800
-LAUNCHES_US = [2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 34, 38, 42, 46, 50]
+LAUNCHES_US = [2, 4, 6, 8, 10, 12, 14, 15, 16, 18, 19, 20, 21, 22, 24, 26, 28, 30, 34, 38, 42, 46, 50]
 KERNELS_US = [6, 8, 10, 12, 16, 20, 24, 28, 32, 40]
 ALIKE, LAYER = "all alike", "long and short"
 LENGTHS = {ALIKE: (1.0,), LAYER: (3.0, 0.2, 0.2, 1.6, 0.2, 0.2, 2.4, 0.2)}
