@@ -12,7 +12,7 @@ from telekit.cli.output import JsonFlag, paragraphs, progress, show, table
 from telekit.errors import bad
 
 if TYPE_CHECKING:
-    from telekit.diagnose.analysis.diagnosis import Diagnosis
+    from telekit.diagnose.diagnosis import Diagnosis
     from telekit.diagnose.tables.report import Cell, TableReport
 
 SHOWN = 16
@@ -50,7 +50,7 @@ def diagnose(
     A folder may mix them and is searched with those below it. A rank is read from the file, or from its name
     (rank3.json). Exit 0: nothing is wrong; 1: something is; 2: nothing could be read.
     """
-    from telekit.diagnose.analysis.diagnosis import diagnose as run
+    from telekit.diagnose.diagnosis import diagnose as run
     from telekit.diagnose.readers import read
 
     if (cluster_out is None) != (cluster is None):

@@ -14,8 +14,8 @@ from telekit.cluster.regimes import IdleFrequency, Monitor
 from telekit.cluster.variability import slowest_of_machines
 from telekit.cost.estimate import Estimate, estimate
 from telekit.cost.scaling import resized
-from telekit.diagnose.analysis.diagnosis import Diagnosis, diagnose
 from telekit.diagnose.cluster_values import FITTED, fitted_cluster
+from telekit.diagnose.diagnosis import Diagnosis, diagnose
 from telekit.diagnose.faults import TracedJob, generate
 from telekit.diagnose.faults.kinds import effects_of
 from telekit.diagnose.fits import Measured, fit_idle

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from telekit.diagnose.analysis.breakdown import CATEGORIES, pieces
-from telekit.diagnose.analysis.diagnosis import Diagnosis
 from telekit.diagnose.analysis.features import Run, transfers
+from telekit.diagnose.diagnosis import Diagnosis
 from telekit.diagnose.trace import Floats
 from telekit.ui import style
 from telekit.ui.charts import Tables

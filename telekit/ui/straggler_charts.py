@@ -11,10 +11,10 @@ import altair as alt
 import numpy as np
 
 from telekit.diagnose.analysis.breakdown import CATEGORIES
-from telekit.diagnose.analysis.compute_rules import excess
 from telekit.diagnose.analysis.features import Run
-from telekit.diagnose.analysis.link_rules import transfers
 from telekit.diagnose.faults.job import TracedJob
+from telekit.diagnose.rules.compute_rules import excess
+from telekit.diagnose.rules.link_rules import transfers
 from telekit.diagnose.trace import Floats
 from telekit.ui import style
 from telekit.ui.charts import Tables

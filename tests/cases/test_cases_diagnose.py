@@ -11,13 +11,13 @@ import pytest
 from telekit.diagnose.analysis.breakdown import by_stream
 from telekit.diagnose.analysis.clocks import align
 from telekit.diagnose.analysis.collectives import is_communication_name, match, own_compute_s
-from telekit.diagnose.analysis.diagnosis import diagnose
 from telekit.diagnose.analysis.intervals import length_s, overlaps
 from telekit.diagnose.analysis.launches import launch_queue
-from telekit.diagnose.analysis.outliers import apart
 from telekit.diagnose.analysis.repair import repaired
 from telekit.diagnose.analysis.steps import find_steps
+from telekit.diagnose.diagnosis import diagnose
 from telekit.diagnose.readers import read
+from telekit.diagnose.rules.outliers import apart
 from telekit.diagnose.trace import KINDS, Group, Trace, TraceSet
 from telekit.errors import InputError
 

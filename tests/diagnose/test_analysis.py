@@ -17,11 +17,11 @@ from telekit.diagnose.analysis.breakdown import CATEGORIES, break_down, idle_eve
 from telekit.diagnose.analysis.clocks import align
 from telekit.diagnose.analysis.collectives import identify, match, places
 from telekit.diagnose.analysis.critical import critical_path
-from telekit.diagnose.analysis.diagnosis import diagnose
 from telekit.diagnose.analysis.intervals import length_s, overlaps, union
-from telekit.diagnose.analysis.outliers import apart, persistent, transient
 from telekit.diagnose.analysis.repair import repaired
 from telekit.diagnose.analysis.steps import find_steps
+from telekit.diagnose.diagnosis import diagnose
+from telekit.diagnose.rules.outliers import apart, persistent, transient
 from telekit.diagnose.trace import Trace
 from telekit.errors import InputError
 

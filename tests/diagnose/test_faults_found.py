@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from telekit.diagnose.analysis.after_idle import following
-from telekit.diagnose.analysis.diagnosis import diagnose
 from telekit.diagnose.analysis.features import measure
 from telekit.diagnose.analysis.steps import find_steps
+from telekit.diagnose.diagnosis import diagnose
 from telekit.diagnose.faults import FAULT_KINDS, Fault, TracedJob, generate
+from telekit.diagnose.rules.after_idle import following
 from telekit.diagnose.trace import Trace
 
 JOB = TracedJob.of(16, layers=1, micro_batches=2, steps=5)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from telekit.diagnose.analysis.diagnosis import diagnose
+from telekit.diagnose.diagnosis import diagnose
 from telekit.diagnose.readers import read
 from telekit.diagnose.readers.finish import GUESSED, rank_of
 from telekit.diagnose.readers.jsonstream import JsonEvents

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from telekit.diagnose.analysis.breakdown import break_down
 from telekit.diagnose.analysis.clocks import align
 from telekit.diagnose.analysis.common_steps import common
-from telekit.diagnose.analysis.diagnosis import diagnose
 from telekit.diagnose.analysis.features import measure
 from telekit.diagnose.analysis.steps import REGULAR, find_steps
+from telekit.diagnose.diagnosis import diagnose
 from telekit.diagnose.faults import TracedJob, generate
 from telekit.diagnose.marks import is_mark, step_marks, step_number
 from telekit.diagnose.readers import read

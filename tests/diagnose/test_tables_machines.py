@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from telekit.diagnose.analysis.diagnosis import diagnose
+from telekit.diagnose.diagnosis import diagnose
 from telekit.diagnose.minder.detect import Rules, detect
 from telekit.diagnose.minder.generate import FAULT_KINDS, MachineFault, draw_fault, generate
 from telekit.diagnose.minder.metrics import MachineMetrics, align

@@ -8,8 +8,8 @@ from table_files import step_times, timer_log, timers, write_cluster, write_oper
 
 from telekit.cluster.config import load_cluster
 from telekit.cluster.jitter import Jitter
-from telekit.diagnose.analysis.diagnosis import diagnose
 from telekit.diagnose.cluster_values import FITTED, fitted_cluster, write_fitted
+from telekit.diagnose.diagnosis import diagnose
 from telekit.diagnose.faults import TracedJob, generate
 from telekit.diagnose.faults.kineto import write_kineto
 from telekit.diagnose.fits import measure

@@ -3,7 +3,7 @@
 import pytest
 from table_files import OPERATORS, write_operators
 
-from telekit.diagnose.analysis.diagnosis import diagnose
+from telekit.diagnose.diagnosis import diagnose
 from telekit.errors import InputError
 
 USUAL = [("GroupedMatmul", "MIX_AIC", 80, 50_000.0), ("MatMulV3", "AI_CORE", 200, 30_000.0),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from table_files import STEPS, step_times, write_cluster, write_steps
 
-from telekit.diagnose.analysis.diagnosis import diagnose
+from telekit.diagnose.diagnosis import diagnose
 from telekit.diagnose.tables.alike import blocks_of, waits_less
 from telekit.errors import InputError
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from table_files import timer_log, timers
 
-from telekit.diagnose.analysis.diagnosis import diagnose
+from telekit.diagnose.diagnosis import diagnose
 from telekit.diagnose.readers import read
 from telekit.diagnose.tables.timers import ROLES, role_of
 from telekit.errors import InputError

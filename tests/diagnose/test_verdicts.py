@@ -7,7 +7,7 @@ import json
 import pytest
 from toy_job import Toy
 
-from telekit.diagnose.analysis.diagnosis import diagnose
+from telekit.diagnose.diagnosis import diagnose
 from telekit.diagnose.faults import TracedJob, generate
 from telekit.diagnose.trace import Trace, TraceSet
 

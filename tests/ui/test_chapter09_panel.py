@@ -12,8 +12,8 @@ from chart_checks import assert_draws
 from telekit.cluster.variability import expected_largest
 from telekit.cost.estimate import estimate
 from telekit.diagnose.analysis.breakdown import CATEGORIES
-from telekit.diagnose.analysis.finding import KINDS
 from telekit.diagnose.faults import FAULT_KINDS, HEALTHY
+from telekit.diagnose.rules.finding import KINDS
 from telekit.ui import cluster_charts as charts
 from telekit.ui import known_cluster as known
 from telekit.ui import rank_charts

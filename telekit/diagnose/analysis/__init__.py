@@ -1,1 +1,1 @@
-"""What the traces say: where time goes on a rank, which rank the others wait for, and why."""
+"""What the traces say: steps, where time goes on a rank, clocks of the ranks, and who waited for whom."""

@@ -9,12 +9,12 @@ from datetime import UTC, datetime
 import numpy as np
 from numpy.typing import NDArray
 
-from telekit.diagnose.analysis.finding import Evidence, Finding
 from telekit.diagnose.builder import ProblemCounter
 from telekit.diagnose.minder.detect import FEWEST_MACHINES, Alert, Rules, detect
 from telekit.diagnose.minder.metrics import MachineMetrics, Samples, Silence, spread_out
 from telekit.diagnose.minder.model import CONTINUITY_S, WINDOW, MinderModel
 from telekit.diagnose.minder.untrained import untrained
+from telekit.diagnose.rules.finding import Evidence, Finding
 from telekit.diagnose.tables.report import Cell, TableReport, plain, unusable
 from telekit.diagnose.trace import Table
 from telekit.errors import InputError

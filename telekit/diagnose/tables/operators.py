@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from telekit.diagnose.analysis.classes import EXPERTS
-from telekit.diagnose.analysis.finding import Evidence, Finding
-from telekit.diagnose.analysis.outliers import Outlier
 from telekit.diagnose.builder import ProblemCounter
+from telekit.diagnose.rules.finding import Evidence, Finding
+from telekit.diagnose.rules.outliers import Outlier
 from telekit.diagnose.tables.alike import FEWEST, UNEVEN, above, blocks_of
 from telekit.diagnose.tables.report import Cell, TableReport, unusable
 from telekit.diagnose.trace import Floats, Table

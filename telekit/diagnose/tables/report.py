@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from telekit.diagnose.analysis.finding import Finding
 from telekit.diagnose.builder import ProblemCounter
+from telekit.diagnose.rules.finding import Finding
 from telekit.diagnose.trace import Floats, TraceProblem
 
 Cell = str | float | int | None

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from telekit.diagnose.analysis.finding import Evidence, Finding
-from telekit.diagnose.analysis.outliers import Outlier
 from telekit.diagnose.analysis.summary import COMMUNICATION_BOUND, DATA_BOUND, HOST_BOUND
 from telekit.diagnose.builder import ProblemCounter
+from telekit.diagnose.rules.finding import Evidence, Finding
+from telekit.diagnose.rules.outliers import Outlier
 from telekit.diagnose.tables.alike import (
     FEWEST,
     UNEVEN,

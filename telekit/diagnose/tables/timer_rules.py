@@ -8,9 +8,9 @@ from collections.abc import Iterable
 import numpy as np
 
 from telekit.cluster.variability import expected_largest
-from telekit.diagnose.analysis.finding import Evidence, Finding
-from telekit.diagnose.analysis.outliers import Outlier
 from telekit.diagnose.analysis.summary import DATA_BOUND
+from telekit.diagnose.rules.finding import Evidence, Finding
+from telekit.diagnose.rules.outliers import Outlier
 from telekit.diagnose.tables.alike import FEWEST, UNEVEN, above, blocks_of, uneven, waits_less
 from telekit.diagnose.tables.report import middle
 from telekit.diagnose.tables.timers import SAVE, Timer

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from telekit.diagnose.analysis.breakdown import CATEGORIES
-from telekit.diagnose.analysis.diagnosis import Diagnosis, diagnose
+from telekit.diagnose.diagnosis import Diagnosis, diagnose
 from telekit.diagnose.faults import FAULT_KINDS, HEALTHY, LabelledTraces, Truth, draw_job, generate
 from telekit.ui import straggler_charts as charts
 from telekit.ui.charts import Tables

@@ -10,10 +10,10 @@ import ipywidgets as W  # noqa: N812 (the library's own habit)
 import numpy as np
 
 from telekit import catalog
-from telekit.diagnose.analysis.diagnosis import Diagnosis, diagnose
-from telekit.diagnose.analysis.finding import KINDS
+from telekit.diagnose.diagnosis import Diagnosis, diagnose
 from telekit.diagnose.faults import FAULT_KINDS, HEALTHY, TracedJob, generate
 from telekit.diagnose.faults.kinds import Truth
+from telekit.diagnose.rules.finding import KINDS
 from telekit.ui import rank_charts as charts
 from telekit.ui.charts import Tables
 from telekit.ui.controls import pick, slide

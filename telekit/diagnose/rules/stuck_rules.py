@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from telekit.diagnose.analysis.features import Run
-from telekit.diagnose.analysis.finding import Evidence, Finding
+from telekit.diagnose.rules.finding import Evidence, Finding
 from telekit.diagnose.trace import Ints
 
 ENOUGH = 0.97

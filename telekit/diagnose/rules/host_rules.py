@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from telekit.diagnose.analysis.breakdown import idle_event, longest_of
 from telekit.diagnose.analysis.features import Run
-from telekit.diagnose.analysis.finding import Evidence, Finding
-from telekit.diagnose.analysis.host_pauses import pauses_like
-from telekit.diagnose.analysis.outliers import Outlier, healthy_level, persistent, transient
-from telekit.diagnose.analysis.scopes import scoped
+from telekit.diagnose.rules.finding import Evidence, Finding
+from telekit.diagnose.rules.host_pauses import pauses_like
+from telekit.diagnose.rules.outliers import Outlier, healthy_level, persistent, transient
+from telekit.diagnose.rules.scopes import scoped
 from telekit.diagnose.trace import Floats, Trace
 
 NAMED = {

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from telekit.diagnose.analysis.after_idle import frequency_findings, normal_places, pattern_after_idle
 from telekit.diagnose.analysis.features import Run
-from telekit.diagnose.analysis.finding import Evidence, Finding
-from telekit.diagnose.analysis.outliers import Outlier, persistent, transient
-from telekit.diagnose.analysis.scopes import scoped
+from telekit.diagnose.rules.after_idle import frequency_findings, normal_places, pattern_after_idle
+from telekit.diagnose.rules.finding import Evidence, Finding
+from telekit.diagnose.rules.outliers import Outlier, persistent, transient
+from telekit.diagnose.rules.scopes import scoped
 from telekit.diagnose.trace import Floats
 
 LEAST_SHARE = 0.015

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from telekit.diagnose.analysis.collectives import identify
 from telekit.diagnose.analysis.features import Run
-from telekit.diagnose.analysis.finding import Evidence, Finding
-from telekit.diagnose.analysis.outliers import Outlier, persistent, transient
+from telekit.diagnose.rules.finding import Evidence, Finding
+from telekit.diagnose.rules.outliers import Outlier, persistent, transient
 from telekit.diagnose.trace import OPERATION, Floats
 
 LEAST_RATIO = 0.2

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from telekit.diagnose.analysis.collectives import places
 from telekit.diagnose.analysis.features import Run
-from telekit.diagnose.analysis.finding import Evidence, Finding
-from telekit.diagnose.analysis.outliers import Outlier
-from telekit.diagnose.analysis.rested_everywhere import like_kernels
-from telekit.diagnose.analysis.scopes import scoped
+from telekit.diagnose.rules.finding import Evidence, Finding
+from telekit.diagnose.rules.outliers import Outlier
+from telekit.diagnose.rules.rested_everywhere import like_kernels
+from telekit.diagnose.rules.scopes import scoped
 from telekit.diagnose.trace import Floats, Ints
 
 GAPS = (0.002, 0.01, 0.03, 0.1)

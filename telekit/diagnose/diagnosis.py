@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from telekit.diagnose.analysis.clocks import Clocks, align
-from telekit.diagnose.analysis.compute_rules import device_findings
 from telekit.diagnose.analysis.features import Progress, Run, measure
-from telekit.diagnose.analysis.finding import Evidence, Finding
-from telekit.diagnose.analysis.host_rules import host_findings, launch_notes
-from telekit.diagnose.analysis.link_rules import link_findings
-from telekit.diagnose.analysis.stuck_rules import stuck_findings
 from telekit.diagnose.analysis.summary import RankSummary, summarise
+from telekit.diagnose.rules.compute_rules import device_findings
+from telekit.diagnose.rules.finding import Evidence, Finding
+from telekit.diagnose.rules.host_rules import host_findings, launch_notes
+from telekit.diagnose.rules.link_rules import link_findings
+from telekit.diagnose.rules.stuck_rules import stuck_findings
 from telekit.diagnose.tables.analyse import analyse_tables
 from telekit.diagnose.tables.report import TableReport
 from telekit.diagnose.trace import Trace, TraceProblem, TraceSet

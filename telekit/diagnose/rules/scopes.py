@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from telekit.diagnose.analysis.features import Run
-from telekit.diagnose.analysis.outliers import Outlier
+from telekit.diagnose.rules.outliers import Outlier
 
 WHOLE = 0.75
 """Share of a node's ranks that makes the node the culprit."""
