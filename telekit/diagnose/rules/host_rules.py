@@ -30,6 +30,8 @@ LEAST_GENERIC = 0.025
 LEAST_IN_STEP = 0.08
 COMMON_DATA, COMMON_LAUNCH, COMMON_NAMED = 0.07, 0.1, 0.03
 """Shares of the median rank's time from which all ranks are said to have a fault together."""
+COMMON_LEAST = 0.02
+"""Share that the median rank must lose to its host itself, where hosts are slow now here, now there, and all wait."""
 COMMON_STEP = 0.2
 """Idle time of the median rank in one step above that of the others, over the step, that stops all together."""
 DEAR = 3.0
@@ -353,6 +355,8 @@ def _common(run: Run, valid: NDArray[np.bool_]) -> list[Finding]:
     whole = run.category("launch", "host", "silent")
     level = np.where(valid, whole, 0).sum(axis=0) / np.maximum(valid.sum(axis=0), 1) / run.step_s
     usual = float(np.median(whole, axis=1).mean()) / run.step_s  # of ranks that lose it in most steps
+    slow = float(np.median(_median_share(run, whole, valid, 0.75)))  # of ranks that the others wait for
+    usual = max(usual, slow if float(np.median(_median_share(run, whole, valid))) >= COMMON_LEAST else 0.0)
     low = _median_share(run, whole, valid, 0.25)
     extra = low - np.median(low)
     if len(low) > 2 and not found and extra[1:].max() >= COMMON_STEP and np.median(low) < COMMON_LAUNCH:
@@ -374,11 +378,11 @@ def _median_share(run: Run, seconds: Floats, valid: NDArray[np.bool_], q: float 
 
 
 def _starved(run: Run) -> float:
-    """Median over ranks of the share in which the device waited with nothing queued."""
+    """Share in which devices waited with nothing queued: of a rank that the others wait for (upper quartile)."""
     from telekit.diagnose.analysis.launches import launch_queue
 
     picked = run.traces[:: max(len(run.traces) // 16, 1)]
-    return float(np.median([launch_queue(t).host_bound_share for t in picked])) if picked else 0.0
+    return float(np.quantile([launch_queue(t).host_bound_share for t in picked], 0.75)) if picked else 0.0
 
 
 def _all(run: Run, level: Floats, kind: str, detail: str, advice: str, category: str) -> Finding:

@@ -75,7 +75,7 @@ def persistent(values: Floats, least: float, noise: float) -> list[Outlier]:
     if len(known) < 2:
         return []
     base = float(np.quantile(known, 0.25))
-    scale = max(spread_below(known), noise)
+    scale = max(math.hypot(spread_below(known), _median_error(values)), noise)
     score = (level - base) / scale
     found = []
     for row in np.flatnonzero((score >= Z) & (level - base >= least)):
@@ -85,6 +85,13 @@ def persistent(values: Floats, least: float, noise: float) -> list[Outlier]:
             excess = float(np.nanmean(values[row])) - base
             found.append(Outlier(int(row), True, excess, steps, float(score[row])))
     return found
+
+
+def _median_error(values: Floats) -> float:
+    """Give the standard error of a usual row's median over steps: 1.253 deviations over the root of the steps."""
+    away = np.abs(values - _nanmedian(values)[:, None])
+    deviation = 1.4826 * float(np.nanmedian(_nanmedian(away)))
+    return 1.2533 * deviation / math.sqrt(values.shape[1])
 
 
 def transient(values: Floats, least: float, noise: float) -> list[Outlier]:
