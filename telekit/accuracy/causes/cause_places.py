@@ -61,6 +61,7 @@ def _confined(case: Case) -> Iterator[Cause]:
         yield Cause(kinds.LOCAL, 0.85, f"{said}; the target is golden with the other sign there")
         return
     if piece:
+        yield from _piece_scaled(rows, np.moveaxis(g, axis, 0)[bad], case, f"{said}: {piece}")
         yield Cause(kinds.ONE_SHARD, 0.7, f"{said}: {piece}")
     words = case.words
     if not last and any(w in words for w in _ATTENTION):
@@ -68,6 +69,17 @@ def _confined(case: Case) -> Iterator[Cause]:
     elif not last and any(w in words for w in _ROUTER) and share < 0.5:
         yield Cause(kinds.ROUTER, 0.55, f"{said}: tokens that chose, or kept, other experts")
     yield Cause(kinds.LOCAL, 0.5 * (1 - share) + 0.1, said)
+
+
+def _piece_scaled(rows: Floats, golden: Floats, case: Case, said: str) -> Iterator[Cause]:
+    """Say that a micro-batch's gradient is a multiple of golden's."""
+    square = float(np.vdot(golden, golden))
+    if case.phase != "backward" or "micro_batches" not in said or not square:
+        return
+    factor = float(np.vdot(rows, golden)) / square
+    left = float(np.linalg.norm((rows - factor * golden).ravel()))
+    if left <= case.noise * abs(factor) * square**0.5 and left < 0.1 * abs(factor - 1) * square**0.5:
+        yield Cause(kinds.GRADIENT_SCALING, 0.85, f"{said}, where the target is {factor:.4g} times golden")
 
 
 def _listed(where: Array) -> str:
@@ -111,6 +123,11 @@ def _by_row(case: Case) -> Iterator[Cause]:
     share = taken_away(case, (factor[:, None] * b).reshape(t.shape))
     spread = float(np.std(factor))
     if share < 0.7 or spread < 1e-12 or spread < 0.1 * abs(float(np.mean(factor)) - 1):
+        return
+    if (np.minimum(np.abs(factor), np.abs(factor - 1)) < max(case.noise, 1e-6)).all():
+        lost = np.flatnonzero(np.abs(factor) < 0.5)
+        text = f"{lost.size} of {len(factor)} rows are 0 ({_listed(lost)}), the others are golden's: dropped, or masked"
+        yield Cause(kinds.DROPPED, 0.85 * share, text)
         return
     said = f"each row is a multiple of golden's, {factor.min():.4g} to {factor.max():.4g}"
     size = np.sqrt(square)

@@ -247,13 +247,22 @@ def _order(t: Floats, g: Floats, noise: float) -> str:
         found = _match(t, g, axis, noise)
         if found is None or np.array_equal(found, np.arange(len(found))):
             continue
+        n = len(found)
+        if np.unique(found).size < n and np.unique(_rows(g, axis), axis=0).shape[0] == n:
+            continue  # a slice stands twice, another nowhere: no order
+        turns = [k for k in (1, -1) if np.array_equal(found, np.roll(np.arange(n), k))]
+        if turns and n > 2:
+            return f": axis {axis} rolled by {turns[0]:+d}"
+        if n > 2 and np.array_equal(found, np.arange(n)[::-1]):
+            return f": axis {axis} reversed"
         blocks = _blocks(found)
         said = (
             f"blocks of {len(found) // len(blocks)} in the order {blocks}"
             if blocks
             else f"slices {found[:8].tolist()}…"
         )
-        swiglu = blocks is not None and len(blocks) in (2, 4, 8, 16, 32)
+        features = axis == t.ndim - 1 or t.ndim == 2
+        swiglu = features and blocks is not None and len(blocks) in (2, 4, 8, 16, 32)
         hint = ": gate and up halves, or shards, joined without (or with) interleaving" if swiglu else ""
         return f": axis {axis}, {said}{hint}"
     return ""

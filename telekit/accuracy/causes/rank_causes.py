@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from telekit.accuracy.compared import BACKWARD
 from telekit.accuracy.measures.pairs import Floats
 
 _MATCH = 0.2
+_IS_GOLDEN = 2e-3  # relative: what a sum of ranks' tensors may be off by and still be golden
 
 
 def rank_causes(case: Case) -> Iterator[Cause]:
@@ -24,6 +25,9 @@ def rank_causes(case: Case) -> Iterator[Cause]:
     if len(case.replicas) < 2:
         return
     held = pieces(case.replicas, g)
+    if not complete(held):
+        yield from _doubled(case, held)
+        return
     even = (
         len({len(arrays) for arrays, _ in held.values()}) == 1
     )  # else who holds which piece is only a guess
@@ -37,7 +41,7 @@ def rank_causes(case: Case) -> Iterator[Cause]:
             continue
         if case.part != "parameters_grad" and found.spread < 2 * case.epsilon:
             continue
-        how = reduction_of(arrays, part, max(0.02, case.noise))
+        how = reduction_of(arrays, part, max(_IS_GOLDEN, case.noise))
         where = f"piece {piece}" if piece else "the tensor"
         said = f"ranks {ranks} hold {where} with differences of {found.spread:.3g} of its norm"
         if how:
@@ -50,6 +54,26 @@ def rank_causes(case: Case) -> Iterator[Cause]:
                 return
         elif even and case.part == "output" and _taken(case, arrays, piece):
             yield _differing(case, arrays, part, found.spread, said)
+            return
+
+
+def _doubled(case: Case, held: Mapping[Piece | None, tuple[list[Floats], list[int]]]) -> Iterator[Cause]:
+    """Shards that are one and the same on several ranks, while a piece of the whole is held by none."""
+    golden = case.golden
+    if golden is None or case.part != "parameters":
+        return
+    for piece, (arrays, ranks) in held.items():
+        if piece is None or len(arrays) < 2 or not all(np.array_equal(a, arrays[0]) for a in arrays):
+            continue
+        axis, count, mine, blocks = piece
+        held_by = {p[2] for p in held if p is not None}
+        lost = [i for i in range(count) if i not in held_by]
+        own = golden[piece_slice(piece, golden)]
+        if any(np.array_equal(own, golden[piece_slice((axis, count, i, blocks), golden)]) for i in lost):
+            continue  # golden's own pieces are alike
+        text = f"ranks {ranks} hold the same shard, piece {mine} of {count} of axis {axis} in golden"
+        if lost:
+            yield Cause(kinds.DUPLICATED, 0.95, f"{text}; pieces {lost} of it are on no rank: duplicated")
             return
 
 
@@ -117,6 +141,11 @@ def pieces(arrays: Sequence[Floats], golden: Floats) -> dict[Piece | None, tuple
         group[0].append(a)
         group[1].append(rank)
     return found
+
+
+def complete(held: Mapping[Piece | None, tuple[list[Floats], list[int]]]) -> bool:
+    """Whether every piece of the whole has a holder: else two that look like one piece are no copies of it."""
+    return all(piece is None or sum(p is not None for p in held) >= piece[1] for piece in held)
 
 
 def _piece_of(array: Floats, golden: Floats) -> Piece | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 
 import numpy as np
 
@@ -80,7 +81,8 @@ def reported_loss(
     names = name_ratio(mine, sizes, quantity="loss") if mine > 0 else ()
     said = means or (names[0].text if names else "")
     text = f"the reported loss is {mine:.6g} times the mean of the tokens' losses dumped{f': {said}' if said else ''}"
-    cause = Cause(kinds.SCALED, 0.85, text)
+    kind = kinds.MISSING_REDUCTION if "not reduced" in means else kinds.SCALED
+    cause = Cause(kind, 0.93 if means else 0.85, text)
     return own_finding(node, out, FORWARD, (cause,))
 
 
@@ -94,7 +96,31 @@ def _other_means(losses: Floats, reported: float) -> str:
             for i, mean in enumerate(means):
                 if abs(reported / mean - 1) < _MEAN:
                     return f"it is the mean of part {i} of {parts} of the batch: of one rank or micro-batch, not of all"
+    part = _part_of_sum(losses, reported)
+    if part:
+        return part
     return "it is their median" if abs(reported / float(np.median(losses)) - 1) < _MEAN else ""
+
+
+def _part_of_sum(losses: Floats, reported: float) -> str:
+    """Say which rank's sequences or positions alone were summed, and divided by the tokens of all."""
+    for parts, axis in product((2, 4, 8, 16), range(min(losses.ndim, 2))):
+        what = "batch" if axis == 0 and losses.ndim > 1 else "positions"
+        if losses.shape[axis] % parts == 0:
+            pieces = np.split(losses, parts, axis=axis)
+            found = [float(p.sum()) / losses.size for p in pieces]
+            halves = np.split(losses, 2 * parts, axis=axis) if losses.shape[axis] % (2 * parts) == 0 else []
+            zigzag = [
+                float(halves[i].sum() + halves[-1 - i].sum()) / losses.size for i in range(len(halves) // 2)
+            ]
+            for shares, how in ((found, ""), (zigzag, ", dealt zigzag")):
+                for i, share in enumerate(shares):
+                    if share and abs(reported / share - 1) < _MEAN:
+                        return (
+                            f"it is the sum over part {i} of {parts} of the {what}{how} alone, over the tokens of all: "
+                            "one rank's share, not reduced over ranks"
+                        )
+    return ""
 
 
 def _labels(labels: Compared | None, logits: Compared | None, out: Compared, side: str) -> Array | None:

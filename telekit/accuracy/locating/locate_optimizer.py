@@ -189,7 +189,7 @@ def _updates(
             differ.append(node)
     tried = differ[:: max(1, len(differ) // _LOOKED_AT)]
     found = (
-        (n, explain_step(n, Around(sizes, unclip, partial(later_fit, n, later), last.get(n.base))))
+        (n, explain_step(n, Around(sizes, unclip, partial(later_fit, n, later), last.get(n.base), optimizer)))
         for n in tried
     )
     wrong = [(n, ranked(causes)) for n, causes in found if causes]

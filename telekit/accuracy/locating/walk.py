@@ -164,9 +164,11 @@ class Walk:
             if rows is None:
                 return False
             self.flipped = True
-            self.notes.append(
-                f"{rows} tokens near a tie chose other experts in {node.base}: rounding, not a fault"
+            what = f"{rows} tokens near a tie chose other experts in {node.base}"
+            after = (
+                "after the first difference, it may follow from it" if self.found else "rounding, not a fault"
             )
+            self.notes.append(f"{what}: {after}")
         return isinf(error) or alike(row)
 
     def _add(self, node: Node, row: Compared, error: float, before: float | None, limit: float) -> None:

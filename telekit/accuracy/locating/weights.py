@@ -9,7 +9,7 @@ import numpy as np
 from telekit.accuracy.causes import finding as kinds
 from telekit.accuracy.causes.case import loaded
 from telekit.accuracy.causes.finding import Cause, Finding
-from telekit.accuracy.causes.rank_causes import piece_slice, pieces
+from telekit.accuracy.causes.rank_causes import complete, piece_slice, pieces
 from telekit.accuracy.checks.grids import coarser_grid
 from telekit.accuracy.checks.replicas import compare_replicas
 from telekit.accuracy.compared import FORWARD, INPUT, OPTIMIZER, OUTPUT, Compared
@@ -57,6 +57,8 @@ def _copies(row: Compared, ranks: Ranks) -> str:
         len(g) for g, _ in sorted_.values()
     ) < len(held):
         return ""  # not every piece of the whole has as many holders: which is whose is not known
+    if not complete(sorted_):
+        return ""  # a piece has no holder: shards of which one is wrong, no copies
     for piece, (group, places) in sorted_.items():
         found = compare_replicas(group)
         if len(group) < 2 or found.equal:

@@ -15,8 +15,9 @@ from telekit.accuracy.causes import finding as kinds
 from telekit.accuracy.causes.case import Case, Known
 from telekit.accuracy.causes.cause_values import agrees, taken_away
 from telekit.accuracy.causes.finding import Cause
+from telekit.accuracy.compared import BACKWARD
 from telekit.accuracy.measures.pairs import Array, Floats
-from telekit.accuracy.redoing.redo_attention import attention, attention_causes
+from telekit.accuracy.redoing.redo_attention import attention, attention_causes, recovered_weights
 from telekit.accuracy.redoing.redo_dense import embeddings, linear, sums
 from telekit.accuracy.redoing.redo_experts import exchanges, grouped
 from telekit.accuracy.redoing.redo_formula import Builder, Proven, changed, counts, proven
@@ -24,6 +25,7 @@ from telekit.accuracy.redoing.redo_gated import gated
 from telekit.accuracy.redoing.redo_gates import router_gradients, routing
 from telekit.accuracy.redoing.redo_heads import attention_gradients, rotary
 from telekit.accuracy.redoing.redo_norm import norms
+from telekit.accuracy.redoing.redo_pieces import mixed_piece_causes, token_piece_causes
 from telekit.accuracy.redoing.redo_rotary import rotary_causes
 from telekit.accuracy.redoing.redo_router import (
     balance_causes,
@@ -31,6 +33,9 @@ from telekit.accuracy.redoing.redo_router import (
     router_causes,
     weight_gradient_causes,
 )
+from telekit.accuracy.redoing.redo_router_loss import router_loss_causes
+from telekit.accuracy.redoing.redo_selection import selection_causes
+from telekit.accuracy.redoing.redo_values import bare_causes, value_causes
 
 _MOST_ONES = 1 << 26
 FORMULAS: tuple[Builder, ...] = (
@@ -48,8 +53,26 @@ def kept_to(case: Case) -> Proven | None:
 def _by_formula(case: Case) -> Iterator[Cause]:
     """Try the operator with a fault in it, or with other inputs."""
     found = kept_to(case)
-    if found is not None:
-        yield from changed(case, found)
+    if found is None:
+        yield from bare_causes(case)
+        return
+    causes = list(changed(case, found))
+    yield from causes
+    if found.own_error > found.limit / 2 and not any(c.confidence > _SETTLED for c in causes):
+        yield from value_causes(case, found)
+        yield from recovered_weights(case, found)
+
+
+def _reduced(case: Case) -> Iterator[Cause]:
+    """Try what a reduction's result was made from, not its input that golden hands on as it is."""
+    if case.phase == BACKWARD and "reduce" in case.words:
+        found = proven(case, [f for f in FORMULAS if f is not sums])
+        if found is not None:
+            yield from changed(case, found)
+
+
+_SETTLED = 0.85
+"""A change of the formula of so much confidence is not looked behind."""
 
 
 def _matrices(case: Case) -> Iterator[tuple[str, Known, Known, Floats, Floats]]:
@@ -244,7 +267,8 @@ def _ids(array: Floats, rows: int) -> bool:
 
 
 REDONE: tuple[Callable[[Case], Iterator[Cause]], ...] = (
-    _by_formula, _linear, rotary_causes, attention_causes, router_causes, drop_causes,
-    balance_causes, weight_gradient_causes, _embedding_gradient,
+    _by_formula, _reduced, _linear, rotary_causes, attention_causes, router_causes, drop_causes,
+    balance_causes, weight_gradient_causes, _embedding_gradient, selection_causes, router_loss_causes,
+    token_piece_causes, mixed_piece_causes,
 )  # fmt: skip
 """Every operator that a tensor may have come from, each a detector of its own."""

@@ -9,11 +9,13 @@ from itertools import permutations
 import numpy as np
 
 from telekit.accuracy.causes import finding as kinds
-from telekit.accuracy.causes.case import Case
+from telekit.accuracy.causes.case import Case, Known
 from telekit.accuracy.causes.cause_values import agrees, taken_away
 from telekit.accuracy.causes.finding import Cause
 from telekit.accuracy.measures.pairs import Array, Floats
-from telekit.accuracy.redoing.redo_formula import Formula, Variant, zigzags
+from telekit.accuracy.redoing.redo_bias import fitted_biases
+from telekit.accuracy.redoing.redo_formula import Formula, Proven, Variant, own_side, relative, zigzags
+from telekit.accuracy.redoing.redo_scores import Scene, fitted_scores, scene_of, weight_causes_of
 
 MAX_SCORES = 1 << 24
 ORDERS = {
@@ -174,7 +176,7 @@ def attention(case: Case) -> Iterator[Formula]:
             s = a.shape[order[2]]
             for name, mask in _masks(s).items():
                 make = partial(_done, order, g.shape, mask, {})
-                variants = partial(_formula_variants, order, g.shape, name, mask, case)
+                variants = partial(_formula_variants, order, g.shape, name, mask, case, (q, k, v))
                 yield Formula(f"attention with {name} mask", (q, k, v), make, variants)
 
 
@@ -187,7 +189,7 @@ def _done(
     k: Floats,
     v: Floats,
 ) -> Floats:
-    """Attention with the heads' usual scale times ``scale``, ``sink`` more in the denominator, scores capped."""
+    """Attention with the heads' usual scale times ``scale``, and ``sink`` more in the denominator."""
     q, k, v = (a.transpose(order) for a in (q, k, v))
     groups = q.shape[1] // k.shape[1]
     if groups > 1:
@@ -195,8 +197,6 @@ def _done(
             np.tile(a, (1, groups, 1, 1)) if how.get("tile") else np.repeat(a, groups, axis=1) for a in (k, v)
         )
     scores = (q @ k.swapaxes(-1, -2)) * q.shape[-1] ** -0.5 * how.get("scale", 1.0)
-    if "cap" in how:
-        scores = how["cap"] * np.tanh(scores / how["cap"])
     scores = np.where(mask, scores, how.get("hidden", -np.inf))
     top = np.maximum(scores.max(axis=-1, keepdims=True), -1e30)
     p = np.exp(scores - top)
@@ -210,7 +210,12 @@ def _done(
 
 
 def _formula_variants(
-    order: tuple[int, ...], shape: tuple[int, ...], name: str, mask: Array, case: Case
+    order: tuple[int, ...],
+    shape: tuple[int, ...],
+    name: str,
+    mask: Array,
+    case: Case,
+    known: tuple[Known, Known, Known],
 ) -> Iterator[Variant]:
     def made(other: Array | None = None, **how: float) -> Callable[..., Floats]:
         return partial(_done, order, shape, mask if other is None else other, how)
@@ -232,11 +237,51 @@ def _formula_variants(
     yield kinds.NORMALISATION, "the softmax's denominator left out", made(power=0.0)
     yield kinds.NORMALISATION, "the scores themselves, without their softmax", made(linear=1.0)
     yield kinds.PERMUTATION, "key and value heads tiled, not repeated", made(tile=1.0)
-    for cap in (10.0, 20.0, 30.0, 50.0):
-        yield kinds.NORMALISATION, f"scores capped at {cap:g}", made(cap=cap)
     yield kinds.SOFTMAX_SCALE, "no scale", lambda q, k, v: made(scale=q.shape[-1] ** 0.5)(q, k, v)
     yield kinds.SOFTMAX_SCALE, "the scale twice", lambda q, k, v: made(scale=q.shape[-1] ** -0.5)(q, k, v)
     yield kinds.PERMUTATION, "keys and values the wrong way round", lambda q, k, v: made()(q, v, k)
+    scene, target = scene_from(order, mask, known, case)
+    for kind, text, change in fitted_scores(scene, target):
+        yield kind, text, partial(_of_scene, order, shape, mask, change)
+
+
+def scene_from(
+    order: tuple[int, ...], mask: Array, known: tuple[Known, Known, Known], case: Case
+) -> tuple[Scene, Floats]:
+    """Return queries, keys and values of the target, and its output, by batch, heads and tokens."""
+    assert case.target is not None
+    q, k, v = (own_side(a) for a in known)
+    target = case.target.reshape(q.shape).transpose(order)
+    return scene_of(q.transpose(order), k.transpose(order), v.transpose(order), mask), target
+
+
+def _of_scene(
+    order: tuple[int, ...],
+    shape: tuple[int, ...],
+    mask: Array,
+    change: Callable[[Scene], Floats],
+    q: Floats,
+    k: Floats,
+    v: Floats,
+) -> Floats:
+    value = change(scene_of(q.transpose(order), k.transpose(order), v.transpose(order), mask))
+    return np.asarray(value.transpose(np.argsort(order)).reshape(shape))
+
+
+def recovered_weights(case: Case, found: Proven) -> Iterator[Cause]:
+    """Where no change of the formula fits: what the softmax's weights must have been."""
+    made = found.formula.make
+    if not isinstance(made, partial) or made.func is not _done or case.target is None:
+        return
+    order, _, mask, _ = made.args
+    scene, target = scene_from(order, mask, found.formula.inputs[:3], case)  # type: ignore[arg-type]
+    for kind, text, change in fitted_biases(scene, target):
+        left = relative(change(scene), target)
+        if left <= found.reach and left <= found.own_error / 3:
+            said = f"with {text} attention of the target's own inputs is the target ({left:.2g} is left)"
+            yield Cause(kind, 0.95, said)
+            return
+    yield from weight_causes_of(scene, target, found.reach)
 
 
 def _scale(

@@ -74,10 +74,16 @@ def sums(case: Case) -> Iterator[Formula]:
     if case.phase == FORWARD:
         for i, a in enumerate(same[:4]):
             for b in same[i + 1 : 4]:
-                yield Formula(f"{a.name} plus {b.name}", (a, b), lambda a, b: a + b, _sum_variants)
+                yield Formula(
+                    f"{a.name} plus {b.name}", (a, b), lambda a, b: a + b, partial(_sum_variants, case)
+                )
 
 
-def _sum_variants() -> Iterator[Variant]:
+def _sum_variants(case: Case) -> Iterator[Variant]:
+    for n in sorted({2, *(n for n, _ in counts(case))}):
+        of = f"counted {n} times, not once (as where each rank adds it before the sum)"
+        yield kinds.EXTRA_TERM, f"its second input {of}", lambda a, b, n=n: a + n * b
+        yield kinds.EXTRA_TERM, f"its first input {of}", lambda a, b, n=n: n * a + b
     yield kinds.SIGN, "the difference", lambda a, b: a - b
     yield kinds.SIGN, "the difference the other way", lambda a, b: b - a
     yield kinds.SCALED, "the mean of the two", lambda a, b: (a + b) / 2

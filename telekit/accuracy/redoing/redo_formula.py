@@ -172,7 +172,7 @@ def _counted(case: Case, found: Proven, whole: float) -> Iterator[Cause]:
     """Find with which factor each index of an axis that was summed over counts in a gradient."""
     t, formula = case.target, found.formula
     assert t is not None
-    if case.phase != BACKWARD or case.part == "output":
+    if case.phase != BACKWARD or (case.part == "output" and "reduce" not in case.words):
         return
     own = [own_side(k) for k in formula.inputs]
     for at, x in enumerate(own):

@@ -11,7 +11,8 @@ from telekit.accuracy.causes import finding as kinds
 from telekit.accuracy.causes.case import Case, Known
 from telekit.accuracy.compared import BACKWARD, FORWARD
 from telekit.accuracy.measures.pairs import Floats
-from telekit.accuracy.redoing.redo_formula import Formula, Variant, counts
+from telekit.accuracy.redoing.redo_formula import Formula, Variant, counts, own_side
+from telekit.accuracy.redoing.redo_scores import plain, searched
 
 
 def sigmoid(x: Floats) -> Floats:
@@ -46,7 +47,13 @@ def _relu_slope(x: Floats) -> Floats:
     return np.asarray((x > 0) * 1.0)
 
 
-ACTIVATIONS = {"silu": _silu, "gelu": _gelu, "relu": _relu, "sigmoid": sigmoid}
+def _gelu_erf(x: Floats) -> Floats:
+    from scipy.special import erf
+
+    return np.asarray(0.5 * x * (1 + erf(x / np.sqrt(2))))
+
+
+ACTIVATIONS = {"silu": _silu, "gelu": _gelu, "gelu with erf": _gelu_erf, "relu": _relu, "sigmoid": sigmoid}
 _SLOPES = {"silu": _silu_slope, "gelu": _gelu_slope, "relu": _relu_slope}
 
 
@@ -61,7 +68,7 @@ def gated(case: Case) -> Iterator[Formula]:
             continue
         half = (*x.golden.shape[:-1], x.golden.shape[-1] // 2)
         if case.phase == FORWARD and g.shape == half:
-            for name in ("silu", "gelu", "relu"):
+            for name in ("silu", "gelu", "gelu with erf", "relu"):
                 yield Formula(
                     f"{name}(gate) * up",
                     (x,),
@@ -110,17 +117,68 @@ def _gate_variants(name: str, known: Known, case: Case) -> Iterator[Variant]:
     yield (
         kinds.ACTIVATION,
         "an activation of up as well",
-        lambda x: _gate(act, x) / _halves(x)[1] * act(_halves(x)[1]),
+        lambda x: act(_halves(x)[0]) * act(_halves(x)[1]),
     )
     yield kinds.ACTIVATION, "the activation of the product", lambda x: act(np.multiply(*_halves(x)))
     yield kinds.ACTIVATION, "one added to up", lambda x: act(_halves(x)[0]) * (1 + _halves(x)[1])
     yield kinds.ACTIVATION, "gate and up added, not multiplied", lambda x: act(_halves(x)[0]) + _halves(x)[1]
-    for limit in (1.0, 2.0, 5.0, 7.0, 10.0):
-        yield (
-            kinds.ACTIVATION,
-            f"gate and up clamped to {limit:g}",
-            lambda x, c=limit: _gate(act, np.clip(x, -c, c)),
-        )
+    yield from _limited(name, known, case)
+
+
+def _limited(name: str, known: Known, case: Case) -> Iterator[Variant]:
+    """Clamp or soft-cap gate, up, the activated gate or the product, each at the limit that fits the target best."""
+    t, act = case.target, ACTIVATIONS[name]
+    if t is None:
+        return
+    own = own_side(known)
+    some = own.reshape(-1, own.shape[-1])[:_FITTED_ROWS]
+    of = t.reshape(-1, t.shape[-1])[:_FITTED_ROWS]
+    top = float(np.abs(some).max())
+
+    def clip(x: Floats, c: float) -> Floats:
+        return np.clip(x, -c, c)
+
+    def cap(x: Floats, c: float) -> Floats:
+        return np.asarray(c * np.tanh(x / c))
+
+    makes: dict[str, Callable[[Floats, Floats, float], Floats]] = {
+        "gate clamped from above, up on both sides, at {:.4g}": lambda a, b, c: act(np.minimum(a, c)) * clip(b, c),
+        "gate and up clamped to plus and minus {:.4g}": lambda a, b, c: act(clip(a, c)) * clip(b, c),
+        "gate clamped to at most {:.4g}": lambda a, b, c: act(np.minimum(a, c)) * b,
+        "gate clamped to plus and minus {:.4g}": lambda a, b, c: act(clip(a, c)) * b,
+        "up clamped to plus and minus {:.4g}": lambda a, b, c: act(a) * clip(b, c),
+        "up clamped to at most {:.4g}": lambda a, b, c: act(a) * np.minimum(b, c),
+        "the activated gate clamped to at most {:.4g}": lambda a, b, c: np.minimum(act(a), c) * b,
+        "gate soft-capped with tanh at {:.4g}": lambda a, b, c: act(cap(a, c)) * b,
+        "up soft-capped with tanh at {:.4g}": lambda a, b, c: act(a) * cap(b, c),
+        "a slope of {:.4g} in the gate's sigmoid": lambda a, b, c: a * sigmoid(c * a) * b,
+        "{:.4g} added to up": lambda a, b, c: act(a) * (b + c),
+        "gpt-oss's gate: clamped at {:.4g}, a slope of 1.702 and one added to up":
+            lambda a, b, c: np.minimum(a, c) * sigmoid(1.702 * np.minimum(a, c)) * (1 + clip(b, c)),
+    }  # fmt: skip
+    for text, make in makes.items():
+
+        def left(c: Floats, make: Callable[[Floats, Floats, float], Floats] = make) -> Floats:
+            return np.array([float(np.square(make(*_halves(some), float(c[0])) - of).sum())])
+
+        c = float(plain(searched(left, np.geomspace(1e-3 * top, 2 * top, 48), 1), left)[0])
+        other = min(float(left(np.array([c * f]))[0]) for f in (0.9, 1.1))
+        if other > 2 * float(left(np.array([c]))[0]):  # else nothing tells the limit
+            yield kinds.ACTIVATION, text.format(c), lambda x, c=c, make=make: make(*_halves(x), c)
+    others: tuple[tuple[str, Callable[[Floats], Floats]], ...] = (
+        ("quick-gelu", lambda a: a * sigmoid(1.702 * a)),
+        ("relu squared", lambda a: np.maximum(a, 0) ** 2),
+        ("softplus", lambda a: np.log1p(np.exp(a))),
+        ("leaky relu of 0.01", lambda a: np.where(a > 0, a, 0.01 * a)),
+        ("elu", lambda a: np.where(a > 0, a, np.expm1(np.minimum(a, 0)))),
+        ("mish", lambda a: a * np.tanh(np.log1p(np.exp(a)))),
+        ("hard-swish", lambda a: a * np.clip(a / 6 + 0.5, 0, 1)),
+    )
+    for text, function in others:
+        yield kinds.ACTIVATION, f"{text} in place of {name}", partial(_gate, function)
+
+
+_FITTED_ROWS = 2048
 
 
 def _halves(x: Floats) -> tuple[Floats, Floats]:

@@ -9,37 +9,16 @@ from itertools import permutations, product
 import numpy as np
 
 from telekit.accuracy.causes import finding as kinds
-from telekit.accuracy.causes.case import Case
+from telekit.accuracy.causes.case import Case, Known
 from telekit.accuracy.compared import BACKWARD
 from telekit.accuracy.measures.pairs import Array, Floats
+from telekit.accuracy.redoing.redo_angles import angle_variants, turn_of, turned
 from telekit.accuracy.redoing.redo_attention import fitting, owners
-from telekit.accuracy.redoing.redo_formula import Formula, Variant, zigzags
+from telekit.accuracy.redoing.redo_formula import Formula, Variant, own_side, zigzags
 
 _TURN = ("rotary", "rope", "pos_emb")
 
 # --- rotary --------------------------------------------------------------------------------------------------------
-
-_Pairs = Callable[[Floats], Floats]
-
-
-def _pairs(x: Floats, how: str) -> Array:
-    """Pairs of a head's elements as complex numbers."""
-    half = x.shape[-1] // 2
-    a, b = (x[..., :half], x[..., half:]) if how == "halves" else (x[..., 0::2], x[..., 1::2])
-    return np.asarray(a + 1j * b)
-
-
-def _unpaired(z: Array, how: str) -> Floats:
-    if how == "halves":
-        return np.concatenate([z.real, z.imag], axis=-1)
-    return np.stack([z.real, z.imag], axis=-1).reshape(*z.shape[:-1], -1)
-
-
-def _turn_of(out: Floats, x: Floats, how: str) -> Array:
-    """Return unit numbers by (batch, position, 1, pair) that turn x to out best: all heads of a token turn alike."""
-    z = (_pairs(out, how) * np.conj(_pairs(x, how))).sum(axis=-2, keepdims=True)
-    size = np.abs(z)
-    return np.asarray(np.where(size > 0, z / np.where(size > 0, size, 1), 1))
 
 
 def rotary(case: Case) -> Iterator[Formula]:
@@ -52,54 +31,52 @@ def rotary(case: Case) -> Iterator[Formula]:
         if x.golden is None or x.golden.shape != g.shape:
             continue
         for how in ("halves", "neighbours"):
-            turn = _turn_of(g, x.golden, how)
+            turn = turn_of(g, x.golden, how)
             yield Formula(
-                f"pairs of {how} turned by golden's angles", (x,), partial(_turned, turn, how),
-                partial(_turn_variants, turn, how, t),
+                f"pairs of {how} turned by golden's angles", (x,), partial(turned, turn, how),
+                partial(_turn_variants, turn, how, t, g, x),
             )  # fmt: skip
 
 
-def _turned(turn: Array, how: str, x: Floats) -> Floats:
-    return _unpaired(_pairs(x, how) * turn, how)
-
-
-def _turn_variants(turn: Array, how: str, target: Floats) -> Iterator[Variant]:
+def _turn_variants(turn: Array, how: str, target: Floats, golden: Floats, known: Known) -> Iterator[Variant]:
     kind, other = kinds.ROTARY, "neighbours" if how == "halves" else "halves"
     yield (
         kind,
         f"pairs of {other} (interleaved, not in halves, or the reverse) turned by the same angles",
-        partial(_turned, turn, other),
+        partial(turned, turn, other),
     )
     yield kind, "the input handed on as it is, not turned", lambda x: x
     yield (
         kind,
         "the opposite angles (the way back not inverted, or inverted)",
-        partial(_turned, np.conj(turn), how),
+        partial(turned, np.conj(turn), how),
     )
-    yield kind, "twice the angles", partial(_turned, turn * turn, how)
+    yield kind, "twice the angles", partial(turned, turn * turn, how)
     for by in (1, -1):
-        yield kind, f"angles of the position {by:+d}", partial(_turned, np.roll(turn, -by, axis=1), how)
+        yield kind, f"angles of the position {by:+d}", partial(turned, np.roll(turn, -by, axis=1), how)
     for n in (2, 4, 8):
         for text, order in zigzags(turn.shape[1], n):
-            yield kind, f"angles of positions {text} of {n} ranks", partial(_turned, turn[:, order], how)
+            yield kind, f"angles of positions {text} of {n} ranks", partial(turned, turn[:, order], how)
         if turn.shape[1] % n == 0:
             again = np.tile(turn[:, : turn.shape[1] // n], (1, n, 1, 1))
-            yield kind, f"positions counted anew in each of {n} pieces", partial(_turned, again, how)
+            yield kind, f"positions counted anew in each of {n} pieces", partial(turned, again, how)
     width = turn.shape[-1]
     for part in (2, 4):
         kept = np.where(np.arange(width) < width // part, turn, 1)
-        yield kind, f"only the first 1/{part} of the pairs turned", partial(_turned, kept, how)
-    yield kind, "the pairs' frequencies in reverse order", partial(_turned, turn[..., ::-1], how)
-    for pairs in (how, other):
+        yield kind, f"only the first 1/{part} of the pairs turned", partial(turned, kept, how)
+    yield kind, "the pairs' frequencies in reverse order", partial(turned, turn[..., ::-1], how)
+    assert known.golden is not None
+    yield from angle_variants(golden, known.golden, target, own_side(known), how)
+    for of in (how, other):
         yield (
             kind,
-            f"pairs of {pairs} turned by other angles (base, offset, or positions)",
-            partial(_refitted, pairs, target),
+            f"pairs of {of} turned by other angles (base, offset, or positions)",
+            partial(_refitted, of, target),
         )
 
 
 def _refitted(how: str, target: Floats, x: Floats) -> Floats:
-    return _turned(_turn_of(target, x, how), how, x)
+    return turned(turn_of(target, x, how), how, x)
 
 
 # --- attention's gradients -------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from telekit.accuracy.causes import finding as kinds
 from telekit.accuracy.causes.finding import Cause
 from telekit.accuracy.checks.grids import coarser_grid
 from telekit.accuracy.measures.pairs import Array, Floats
+from telekit.accuracy.redoing.redo_vocabulary import vocabulary_causes
 
 _ROUNDING = 4 * 2.0**-23  # of the sizes that are subtracted
 _FIT = 0.02  # of the difference: what a formula may leave and still be it
@@ -112,6 +113,7 @@ def loss_causes(t: Losses, g: Losses, shape: tuple[int, ...]) -> tuple[Cause, ..
             *_labels(t, shape),
             *_softmax(t.some()),
             *_factor(t),
+            *vocabulary_causes(t.logits, t.own, t.labels, t.loss, t.rounding),
         ]
     best = sorted(found, key=lambda c: -c.confidence)
     if best:

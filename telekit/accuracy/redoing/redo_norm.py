@@ -95,6 +95,9 @@ def _forward_norm(x: Known, w: Known, eps: float, centred: bool, case: Case) -> 
             if x.golden is not None and x.golden.shape[-1] % n == 0:
                 text = f"a mean square of each of {n} pieces of the channels"
                 yield kinds.NORMALISATION, text, partial(_in_pieces, n, eps)
+                for piece in range(min(n, 8)):
+                    said = f"the mean square of piece {piece} of {n} of the channels alone"
+                    yield kinds.NORMALISATION, said, partial(_of_piece, n, piece, eps)
         if case.target is None:
             return
         own = epsilon_of(own_side(x), own_side(w), case.target, centred)
@@ -156,6 +159,11 @@ def _in_pieces(n: int, eps: float, x: Floats, w: Floats) -> Floats:
     return np.asarray((parts / np.sqrt(_power(parts) + eps)).reshape(x.shape) * w)
 
 
+def _of_piece(n: int, piece: int, eps: float, x: Floats, w: Floats) -> Floats:
+    part = np.split(x, n, axis=-1)[piece]
+    return np.asarray(x / np.sqrt(_power(part) + eps) * w)
+
+
 def _backward_norm(up: Known, x: Known, w: Known, eps: float, centred: bool, case: Case) -> Iterator[Formula]:
     g, name = case.golden, norm_name(centred)
     assert g is not None and x.golden is not None
@@ -164,7 +172,7 @@ def _backward_norm(up: Known, x: Known, w: Known, eps: float, centred: bool, cas
             f"the gradient of {name}'s input", (up, x, w), partial(_norm_gradient, eps, centred, 1.0),
             partial(_norm_gradient_variants, eps, centred), (2,),
         )  # fmt: skip
-    elif g.shape == x.golden.shape[-1:] and case.part != "output":
+    elif g.shape == x.golden.shape[-1:] and (case.part != "output" or "reduce" in case.words):
 
         def made(up: Floats, x: Floats) -> Floats:
             return np.asarray(_rows(up * normed(x, np.ones(x.shape[-1]), eps, centred)).sum(axis=0))

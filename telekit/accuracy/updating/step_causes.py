@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite, sqrt
 
 import numpy as np
@@ -16,29 +16,38 @@ from telekit.accuracy.graph.noise import wide
 from telekit.accuracy.graph.sync import optimizer_row
 from telekit.accuracy.measures.pairs import Array, Floats
 from telekit.accuracy.updating.fit_causes import Later, moment_causes, rate_causes, step_causes
+from telekit.accuracy.updating.other_states import other_state
 from telekit.accuracy.updating.update_rules import (
     RATE,
     Settings,
     Step,
+    left,
     rule_causes,
     step_of,
     update,
+    usual,
+    weight_epsilon,
     with_betas,
 )
 from telekit.accuracy.updating.updates import Fitted, fit, narrowed, states_of
 
 _STUCK, _MOVED = 0.98, 0.1
 _BLOCKS, _FEWEST = 8, 4
+_STARTS, _MISSES = (
+    1e-3,
+    0.1,
+)  # of the typical change: what a step from the right weight leaves, from another at least
 
 
 @dataclass(frozen=True)
 class Around:
-    """What is known beside a step: sizes of groups, what undoes clipping, the parameter's next and last step."""
+    """What is known beside a step: sizes, what undoes clipping, the parameter's next and last step, others' steps."""
 
     sizes: Mapping[str, float] = field(default_factory=dict)
     unclip: float | None = None
     later: Callable[[], tuple[Fitted, Fitted, int] | None] = lambda: None
     last: Node | None = None
+    others: Sequence[Node] = ()
 
 
 def explain_step(node: Node, around: Around) -> list[Cause]:
@@ -48,19 +57,48 @@ def explain_step(node: Node, around: Around) -> list[Cause]:
         return [narrow]
     stale = old_gradient(node, around.last) if around.last is not None else None
     stuck = stale or stuck_rows(node, around.sizes)
-    if stuck is not None:
-        return [stuck]
+    moved = stuck or other_state(node, around.last, around.others)
+    if moved is not None:
+        return [moved]
     t, g = states_of(node, "target"), states_of(node, "golden")
     if t is None or g is None:
         return []
     a, b = fit(*t), fit(*g)
     if a is None or b is None:
         return []
+    start = _other_start(step_of(*t), step_of(*g), settings_of(b, node.step + 1), node, around)
+    if start is not None:
+        return [start]
     causes = list(moment_causes(a, b, around.unclip))
     rules = _rules(step_of(*t), step_of(*g), a, b, node.step + 1, around, causes)
     if rules is None:  # golden's step is no AdamW by its own numbers: what the fits say
         return list(step_causes(a, b, node.step + 1, around.later))
     return [*causes, *rules]
+
+
+def _other_start(
+    t: Step | None, g: Step | None, golden: Settings | None, node: Node, around: Around
+) -> Cause | None:
+    """Say that the step starts from another weight than the one dumped: an older one, another parameter's."""
+    if t is None or g is None or golden is None:
+        return None
+    epsilon = weight_epsilon(g.p1)
+    with np.errstate(all="ignore"):
+        base = left(g, usual(g, golden), epsilon)
+        if base > _STARTS / 5 or left(t, usual(t, golden), epsilon) < _MISSES:
+            return None
+        last = [("the weight that the step before started from", around.last)] if around.last else []
+        others = [(f"the weight of {n.base}", n) for n in around.others if n is not node]
+        for said, other in (*last, *others):
+            states = states_of(other, "target")
+            old = None if states is None else states[0].get("parameter")
+            if old is None or old.size != t.p.size or np.array_equal(old.ravel(), t.p):
+                continue
+            from_old = replace(t, p=old.ravel())
+            if left(from_old, usual(from_old, golden), epsilon) <= max(3 * base, _STARTS):
+                text = f"the step starts from {said}, not from the one dumped with it: from there it is golden's rule"
+                return Cause(kinds.STALE, 0.95, text)
+    return None
 
 
 def _rules(

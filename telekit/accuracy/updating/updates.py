@@ -24,6 +24,7 @@ from telekit.accuracy.measures.pairs import Floats
 _STATES = ("grad", "parameter", "exp_avg", "exp_avg_sq")
 _SAMPLE = 1 << 15  # elements of a tensor that are fitted: a few coefficients need no more
 _SAME_MOMENT, _SAME_STEP = 1e-3, 2e-5  # relative: how far nine in ten elements agree where settings do
+_COUPLED = 5e-3  # of a moment: what a fit with the weight in it may leave
 States = tuple[dict[str, Floats], dict[str, Floats]]
 
 
@@ -74,7 +75,8 @@ def fit(before: dict[str, Floats], after: dict[str, Floats]) -> Fitted | None:
     p1, m1, v1 = (after[k].ravel() for k in _STATES[1:])
     (keep1, take1, coupled), left1 = _least([m, g, p], m1)
     plain, left_plain = _least([m, g], m1)
-    if left_plain < 1e-5 or abs(coupled) * float(np.linalg.norm(p)) < 0.02 * float(np.linalg.norm(m1)):
+    small = abs(coupled) * float(np.linalg.norm(p)) < 0.02 * float(np.linalg.norm(m1))
+    if left_plain < 1e-5 or small or left1 > min(_COUPLED, 0.1 * left_plain):  # else it explains nothing
         (keep1, take1), coupled, left1 = plain, 0.0, left_plain
     (keep2, take2), left2 = _least([v, g * g], v1)
     eps, (decay, rate), left3 = _step(p, p1, m1, v1)
