@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from telekit.cluster.jitter import Jitter
 from telekit.cluster.regimes import Monitor, bound_by
 from telekit.cluster.variability import expected_largest
-from telekit.diagnose.diagnosis import diagnose
 from telekit.diagnose.analysis.summary import RankSummary
+from telekit.diagnose.diagnosis import diagnose
 from telekit.diagnose.faults import TracedJob, generate
 from telekit.diagnose.minder.detect import Rules
 from telekit.diagnose.minder.model import WINDOW
