@@ -74,10 +74,10 @@ def test_the_edge_between_a_glitch_and_a_fault_is_at_four_minutes(begin, minutes
 
 
 @pytest.mark.parametrize("kind", MACHINE_FAULTS)
-def test_every_kind_is_named_within_five_minutes(begin, kind):
+def test_every_kind_is_named_within_six_minutes(begin, kind):
     panel = begin("minder", kind=kind, glitches=0)
     after = re.fullmatch(r"Alert: machine-5, (\d\.\d) min after the fault began", panel.titles[1])
-    assert after and 3.5 <= float(after[1]) <= 5
+    assert after and 3.5 <= float(after[1]) <= 6
 
 
 def test_said_in_the_chapter_of_minder(begin):

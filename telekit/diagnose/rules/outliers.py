@@ -16,7 +16,7 @@ ALPHA = 1e-6
 """Probability that a healthy run has a rank flagged for single steps, by the fitted tail; small: the fit errs."""
 USUAL_SHAPE, PRIOR = 0.2, 10
 """What the shape is drawn to, and by the weight of how many cells."""
-OUTRIGHT = 1.4, 8.0
+OUTRIGHT = 1.4, 16.0
 """A cell so many times the least that matters, and the largest of the other rows, needs no fitted tail."""
 LEAST_SHAPE = 0.1
 """Least shape of the generalised Pareto tail: even what looks normal is taken to be somewhat heavier."""
