@@ -12,7 +12,7 @@ from telekit.accuracy.standards.verdict import Part
 
 INPUT, PARAMETERS, OUTPUT, PARAMETERS_GRAD = "input", "parameters", "output", "parameters_grad"
 PARTS = (INPUT, PARAMETERS, OUTPUT, PARAMETERS_GRAD)  # msprobe's order inside an API
-FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
+FORWARD, BACKWARD, OPTIMIZER, SETUP = "forward", "backward", "optimizer", "setup"
 
 
 @dataclass(frozen=True)

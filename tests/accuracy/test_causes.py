@@ -42,6 +42,16 @@ def test_the_factor_is_named_by_the_sizes_given():
     assert top(-G, G).kind == kinds.SIGN
 
 
+@pytest.mark.parametrize("factor", [2.0, 4.0, 0.5])
+def test_weights_before_the_first_step_were_never_reduced(factor):
+    found = explain(
+        Case(factor * G, G, "w", "linear_fc2", "setup", "parameters", sizes={"tp": 2, "dp": 4},
+             replicas=(factor * G, factor * G), target_shape=G.shape, golden_shape=G.shape)
+    )  # fmt: skip
+    assert found[0].kind == kinds.SCALED and "initialisation" in found[0].text
+    assert not {c.kind for c in found} & {kinds.DOUBLE_REDUCTION, kinds.MISSING_REDUCTION}
+
+
 def test_all_zero_and_overflow():
     assert top(0 * G, G).kind == kinds.ZERO
     spoiled = G.copy()

@@ -10,7 +10,7 @@ import numpy as np
 from telekit.accuracy.causes import finding as kinds
 from telekit.accuracy.causes.case import Case
 from telekit.accuracy.causes.finding import Cause
-from telekit.accuracy.compared import BACKWARD
+from telekit.accuracy.compared import BACKWARD, SETUP
 from telekit.accuracy.curves.ratios import constant_ratio, name_ratio
 from telekit.accuracy.graph.noise import COARSE, representable
 from telekit.accuracy.measures.pairs import FORMATS, Array, Floats
@@ -130,7 +130,7 @@ def weight_causes(case: Case) -> Iterator[Cause]:
     """Find a weight that before the first step has nothing to do with golden's, but has its size."""
     t, g = case.target, case.golden
     assert t is not None and g is not None
-    if case.phase != "setup" or t.size < 16 or not _norm(t) or not _norm(g):
+    if case.phase != SETUP or t.size < 16 or not _norm(t) or not _norm(g):
         return
     cosine, size = float(np.vdot(t, g)) / (_norm(t) * _norm(g)), _norm(t) / _norm(g)
     ordered = _norm(np.sort(t.ravel()) - np.sort(g.ravel())) < 0.02 * _norm(t - g)
@@ -159,6 +159,12 @@ def ratio_causes(case: Case) -> Iterator[Cause]:
 
 def _factor(case: Case, c: float, spread: float, share: float) -> Iterator[Cause]:
     """Say what a factor above 0 is: a group's size, a softmax's scale, or one that no size explains."""
+    if case.phase == SETUP:  # nothing was summed yet
+        text = f"before the first step the target is {c:.6g} times golden everywhere (spread {spread:.2g})"
+        yield Cause(
+            kinds.SCALED, 0.95 * share, f"{text}: another scale of the initialisation, or of what was loaded"
+        )
+        return
     names = name_ratio(
         c, case.sizes, quantity="gradient" if case.phase == BACKWARD else "value", spread=spread
     )

@@ -11,7 +11,7 @@ from telekit.accuracy.causes import finding as kinds
 from telekit.accuracy.causes.case import Case
 from telekit.accuracy.causes.finding import Cause
 from telekit.accuracy.checks.replicas import compare_replicas, reduction_of
-from telekit.accuracy.compared import BACKWARD
+from telekit.accuracy.compared import BACKWARD, SETUP
 from telekit.accuracy.measures.pairs import Floats
 
 _MATCH = 0.2
@@ -99,7 +99,7 @@ def _equal(case: Case, array: Floats, golden: Floats, ranks: int) -> Iterator[Ca
     )
     sizes = {n: s for n, s in case.sizes.items() if s > 1}
     names = [n for n, s in sizes.items() if abs(factor / s - 1) < 0.01]
-    if left < max(0.02, case.noise) and names and case.phase != BACKWARD:
+    if left < max(0.02, case.noise) and names and case.phase not in (BACKWARD, SETUP):
         text = f"all {ranks} ranks hold the same, {factor:.4g} times golden: reduced twice over {' or '.join(names)}"
         yield Cause(kinds.DOUBLE_REDUCTION, 0.93, text)
 

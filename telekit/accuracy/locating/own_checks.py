@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from telekit.accuracy.causes.finding import DIFFERENT_WEIGHTS, Cause, Finding, ranked
-from telekit.accuracy.compared import FORWARD, OPTIMIZER, PARAMETERS
+from telekit.accuracy.compared import FORWARD, OPTIMIZER, PARAMETERS, SETUP
 from telekit.accuracy.graph.nodes import Node
 from telekit.accuracy.locating.accumulated import own_sums
 from telekit.accuracy.locating.beside import Beside
 from telekit.accuracy.locating.inputs import different_inputs, different_on_ranks
 from telekit.accuracy.locating.locate_loss import redone_loss, reported_loss
 from telekit.accuracy.locating.own_finding import own_finding
-from telekit.accuracy.locating.walk import SETUP, Place
+from telekit.accuracy.locating.walk import Place
 from telekit.accuracy.locating.weights import (
     not_carried,
     other_start,

@@ -8,13 +8,11 @@ from math import inf, isinf
 
 from telekit.accuracy.causes.case import fingerprint
 from telekit.accuracy.causes.finding import Candidate
-from telekit.accuracy.compared import OPTIMIZER, OUTPUT, PARAMETERS, Compared
+from telekit.accuracy.compared import OPTIMIZER, OUTPUT, PARAMETERS, SETUP, Compared
 from telekit.accuracy.graph.nodes import Node, outputs_inside
 from telekit.accuracy.graph.noise import FLOOR, error_of, explained, is_float, limit_of
 from telekit.accuracy.graph.routing import alike, flipped_rows, routes
 from telekit.accuracy.graph.sync import gradient_names, optimizer_row, parameter_name, update_noise
-
-SETUP = "setup"
 
 
 @dataclass(frozen=True)

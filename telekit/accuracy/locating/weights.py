@@ -12,7 +12,7 @@ from telekit.accuracy.causes.finding import Cause, Finding
 from telekit.accuracy.causes.rank_causes import complete, piece_slice, pieces
 from telekit.accuracy.checks.grids import coarser_grid
 from telekit.accuracy.checks.replicas import compare_replicas
-from telekit.accuracy.compared import FORWARD, INPUT, OPTIMIZER, OUTPUT, Compared
+from telekit.accuracy.compared import FORWARD, INPUT, OPTIMIZER, OUTPUT, SETUP, Compared
 from telekit.accuracy.graph.nodes import Node
 from telekit.accuracy.graph.noise import values, wide
 from telekit.accuracy.graph.sync import gradient_names, optimizer_row, parameter_name
@@ -36,9 +36,9 @@ def unequal_weights(graph: Sequence[Node], ranks: Ranks, first: bool) -> Finding
         for row in rows:
             text = _copies(row, ranks)
             if text:
-                phase = OPTIMIZER if node.phase == OPTIMIZER or not first else "setup"
-                kind = kinds.DIFFERENT_WEIGHTS if phase == "setup" else kinds.ONE_SHARD
-                when = "before the first step" if phase == "setup" else f"in step {node.step + 1}"
+                phase = OPTIMIZER if node.phase == OPTIMIZER or not first else SETUP
+                kind = kinds.DIFFERENT_WEIGHTS if phase == SETUP else kinds.ONE_SHARD
+                when = "before the first step" if phase == SETUP else f"in step {node.step + 1}"
                 said = f"ranks that must hold the same weight differ {when}: {text}"
                 return own_finding(node, row, phase, (Cause(kind, 0.93, said),))
     return None
@@ -89,7 +89,7 @@ def untied(graph: Sequence[Node], first: bool) -> Finding | None:
                         float(np.linalg.norm(t.ravel())), 1e-300
                     )
                     text = f"it is {other.base}'s in golden; in the target they differ by {off:.3g}: the tie is lost"
-                    phase = "setup" if first else OPTIMIZER
+                    phase = SETUP if first else OPTIMIZER
                     return own_finding(node, row, phase, (Cause(kinds.DIFFERENT_WEIGHTS, 0.92, text),))
             seen.append((node, row, t, g))
     return None
@@ -106,12 +106,12 @@ def other_start(graph: Sequence[Node]) -> Finding | None:
                 continue
             text = other_weight(row)
             if text:
-                return own_finding(node, row, "setup", (Cause(kinds.DIFFERENT_WEIGHTS, 0.85, text),))
+                return own_finding(node, row, SETUP, (Cause(kinds.DIFFERENT_WEIGHTS, 0.85, text),))
             t, g = loaded(row.target), loaded(row.golden)
             grid = coarser_grid(t, g) if t is not None and g is not None and node.phase == OPTIMIZER else None
             if grid is not None:
                 text = f"{grid.said('every master weight before the first step')}: it was rounded before training"
-                return own_finding(node, row, "setup", (Cause(kinds.WRONG_DTYPE, 0.85, text),))
+                return own_finding(node, row, SETUP, (Cause(kinds.WRONG_DTYPE, 0.85, text),))
     return None
 
 
