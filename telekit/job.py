@@ -128,7 +128,7 @@ class Job:
         return "".join(
             yaml.safe_dump({name: value})
             if not isinstance(value, dict)
-            else f"{name}: {yaml.safe_dump(value, sort_keys=False, default_flow_style=True, width=72)}"
+            else f"{name}: {yaml.safe_dump(value, sort_keys=False, default_flow_style=True, width=84)}"
             for name, value in sections
         )
 

@@ -30,7 +30,7 @@ from telekit.operators.layer import (
     embedding_operators,
     head_operators,
     layer_operators,
-    mtp_operators,
+    mtp_entry_operators,
 )
 from telekit.operators.transfers import (
     EXPERT_GROUPS,
@@ -147,9 +147,11 @@ class WorkModel:
         ends = (read.embedding(), read.head(), *((read.module(),) if train.mtp and model.mtp_layers else ()))
         counts = np.zeros((len(model.kinds) + len(ends), *placed.counts.shape[1:]))
         counts[: len(model.kinds)] = placed.counts
-        homes = ((placed.embedding, 1), (placed.head, 1), (placed.head, model.mtp_layers))
-        for at, ((chunk, stage), number) in zip(range(len(model.kinds), len(counts)), homes, strict=False):
-            counts[at, 0, chunk, stage] = number
+        first, last, modules = len(model.kinds), placed.head, model.mtp_layers if len(ends) > 2 else 0
+        counts[(first, 0, *placed.embedding)] = 1
+        counts[(first + 1, 0, *last)] = 1 + modules  # each module runs the head again
+        if modules:
+            counts[(first + 2, OPTIONS.index(layout.option), *last)] = modules
         kinds = [read.layer(kind, f"layer {at}") for at, kind in enumerate(model.kinds)]
         return cls((*kinds, *ends), counts, train.seq_len)
 
@@ -350,12 +352,13 @@ class _Reader:
         return self._block("head", head_operators(*self._parts), head_transfers(*self._parts))
 
     def module(self) -> Block:
+        """Read a multi-token-prediction module, its head apart."""
         kind = self.model.mtp_block
-        transfers = (
-            *layer_transfers(self.model, kind, self.train, self.layout),
-            *head_transfers(*self._parts),
-        )
-        return self._block(f"MTP ({kind.attention.kind})", mtp_operators(*self._parts), transfers, kind)
+        block = layer_operators(self.model, kind, self.train, self.layout)
+        transfers = layer_transfers(self.model, kind, self.train, self.layout)
+        entry = mtp_entry_operators(*self._parts)
+        found = self._block(f"MTP ({kind.attention.kind})", (*entry, *block), transfers, kind)
+        return replace(found, again=self._block("MTP", block, transfers, kind).again)
 
     def _block(
         self,
