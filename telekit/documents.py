@@ -87,6 +87,25 @@ def read_text(path: str | Path) -> str:
         raise bad("file", str(path), f"cannot be read: {reason}", source=str(path)) from None
 
 
+def regular_size(path: Path) -> int:
+    """Return a regular file's size in bytes.
+
+    Raises
+    ------
+    InputError
+        It does not exist, cannot be read, or is no regular file (a pipe would block, a device never ends).
+    """
+    try:
+        if path.exists() and not path.is_file():
+            raise bad("file", path.name, "is not a regular file", source=str(path))
+        return path.stat().st_size
+    except (OSError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        reason = getattr(error, "strerror", None) or str(error)
+        raise bad("file", path.name, f"cannot be read: {reason}", source=str(path)) from None
+
+
 def parse(text: str, source: str, *, is_json: bool = False, infinite: bool = False) -> Any:
     """Parse text as JSON or YAML; ``source`` names it in errors.
 

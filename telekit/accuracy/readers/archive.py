@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from telekit.accuracy.readers.problems import Problems, regular_size, shown
+from telekit.accuracy.readers.problems import Problems, shown
+from telekit.documents import regular_size
 from telekit.errors import bad
 
 MAX_INFLATED_BYTES = 512 * 2**20

@@ -20,7 +20,8 @@ from telekit.accuracy.readers.mapped import (
     read_npy_header,
 )
 from telekit.accuracy.readers.named import NamedTensor, where
-from telekit.accuracy.readers.problems import Problems, regular_size, shown
+from telekit.accuracy.readers.problems import Problems, shown
+from telekit.documents import regular_size
 from telekit.errors import InputError, bad
 
 

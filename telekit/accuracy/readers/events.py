@@ -12,7 +12,8 @@ from functools import cache
 from pathlib import Path
 
 from telekit.accuracy.readers.curve import CurveBuilder
-from telekit.accuracy.readers.problems import regular_size, shown
+from telekit.accuracy.readers.problems import shown
+from telekit.documents import regular_size
 from telekit.errors import bad
 
 MAX_RECORD_BYTES = 64 * 2**20

@@ -13,9 +13,10 @@ from telekit.accuracy.readers.arrays import npy_tensor, npz_tensors
 from telekit.accuracy.readers.dump import dump_tensors
 from telekit.accuracy.readers.mapped import NPY_MAGIC
 from telekit.accuracy.readers.named import DumpInfo, NamedTensor, Tensors
-from telekit.accuracy.readers.problems import Problems, inside, plain_name, read_json, regular_size, shown
+from telekit.accuracy.readers.problems import Problems, inside, plain_name, read_json, shown
 from telekit.accuracy.readers.safetensor import safetensors_tensors
 from telekit.accuracy.readers.torchfile import torch_tensors
+from telekit.documents import regular_size
 from telekit.errors import InputError, bad
 
 MAX_DEPTH = 8

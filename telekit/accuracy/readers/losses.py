@@ -10,8 +10,9 @@ from typing import Any
 from telekit.accuracy.readers.curve import CurveBuilder, LossCurve, as_number
 from telekit.accuracy.readers.events import is_events, read_events
 from telekit.accuracy.readers.logs import read_log
-from telekit.accuracy.readers.problems import Problems, read_json, regular_size, shown
+from telekit.accuracy.readers.problems import Problems, read_json, shown
 from telekit.accuracy.readers.table import is_table, read_table
+from telekit.documents import regular_size
 from telekit.errors import InputError, bad
 
 MAX_FILES = 1000

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from telekit.documents import regular_size
 from telekit.errors import InputError, bad
 
 MAX_JSON_BYTES = 256_000_000
@@ -134,19 +135,6 @@ def parse_json(content: bytes, path: Path, problems: Problems, *, lost: bool = F
 def inside(path: Path, root: Path) -> bool:
     """Whether a path, with all links followed, is still in ``root``."""
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root))
-
-
-def regular_size(path: Path) -> int:
-    """Return a regular file's size in bytes; anything else (a pipe would block, a device never ends) is refused."""
-    try:
-        if path.exists() and not path.is_file():
-            raise bad("file", path.name, "is not a regular file", source=str(path))
-        return path.stat().st_size
-    except (OSError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        reason = getattr(error, "strerror", None) or str(error)
-        raise bad("file", path.name, f"cannot be read: {reason}", source=str(path)) from None
 
 
 def plain_name(name: Any, folder: Path) -> str:

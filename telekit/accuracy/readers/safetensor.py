@@ -10,7 +10,8 @@ from typing import Any
 
 from telekit.accuracy.readers.mapped import checked_shape, counts, mapped
 from telekit.accuracy.readers.named import NamedTensor, dtype_name, numpy_dtype, where
-from telekit.accuracy.readers.problems import Problems, parse_json, regular_size, shown
+from telekit.accuracy.readers.problems import Problems, parse_json, shown
+from telekit.documents import regular_size
 from telekit.errors import InputError, bad
 
 MAX_HEADER_BYTES = 100_000_000

@@ -123,6 +123,7 @@ def _gate_variants(name: str, known: Known, case: Case) -> Iterator[Variant]:
     yield kinds.ACTIVATION, "one added to up", lambda x: act(_halves(x)[0]) * (1 + _halves(x)[1])
     yield kinds.ACTIVATION, "gate and up added, not multiplied", lambda x: act(_halves(x)[0]) + _halves(x)[1]
     yield from _limited(name, known, case)
+    yield from _other_gates(name)
 
 
 def _limited(name: str, known: Known, case: Case) -> Iterator[Variant]:
@@ -165,6 +166,10 @@ def _limited(name: str, known: Known, case: Case) -> Iterator[Variant]:
         other = min(float(left(np.array([c * f]))[0]) for f in (0.9, 1.1))
         if other > 2 * float(left(np.array([c]))[0]):  # else nothing tells the limit
             yield kinds.ACTIVATION, text.format(c), lambda x, c=c, make=make: make(*_halves(x), c)
+
+
+def _other_gates(name: str) -> Iterator[Variant]:
+    """Put another activation in the place of golden's."""
     others: tuple[tuple[str, Callable[[Floats], Floats]], ...] = (
         ("quick-gelu", lambda a: a * sigmoid(1.702 * a)),
         ("relu squared", lambda a: np.maximum(a, 0) ** 2),

@@ -15,9 +15,10 @@ from typing import Any
 from telekit.diagnose.builder import ProblemCounter, TraceBuilder, whole
 from telekit.diagnose.readers.classify import is_communication, kind_of, operation
 from telekit.diagnose.readers.finish import finished, ranked
-from telekit.diagnose.readers.source import Progress, regular_size
+from telekit.diagnose.readers.source import Progress
 from telekit.diagnose.readers.times import MAX_NS
 from telekit.diagnose.trace import KIND, Lane, Trace
+from telekit.documents import regular_size
 from telekit.errors import bad
 
 _COPIES = {1: "HtoD", 2: "DtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP"}

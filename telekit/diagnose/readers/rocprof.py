@@ -14,9 +14,10 @@ from typing import Any
 from telekit.diagnose.builder import TraceBuilder, whole
 from telekit.diagnose.readers.classify import kind_of, operation
 from telekit.diagnose.readers.finish import finished, ranked
-from telekit.diagnose.readers.source import Progress, regular_size, text_pieces
+from telekit.diagnose.readers.source import Progress, text_pieces
 from telekit.diagnose.readers.times import nanoseconds
 from telekit.diagnose.trace import KIND, Lane, Trace
+from telekit.documents import regular_size
 from telekit.errors import bad
 
 MARK = "rocprofiler-sdk-tool"

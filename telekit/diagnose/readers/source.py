@@ -8,31 +8,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from telekit.diagnose.builder import ProblemCounter
-from telekit.errors import InputError, bad
+from telekit.documents import regular_size
 
 Progress = Callable[[int, int, str], None]
 """Told how much is done, of how much, and what."""
 PIECE_BYTES = 1 << 20
 _GZIP = b"\x1f\x8b"
-
-
-def regular_size(path: Path) -> int:
-    """Return a regular file's size in bytes.
-
-    Raises
-    ------
-    InputError
-        It does not exist, cannot be read, or is no regular file (a pipe would block, a device never ends).
-    """
-    try:
-        if path.exists() and not path.is_file():
-            raise bad("file", path.name, "is not a regular file", source=str(path))
-        return path.stat().st_size
-    except (OSError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        reason = getattr(error, "strerror", None) or str(error)
-        raise bad("file", path.name, f"cannot be read: {reason}", source=str(path)) from None
 
 
 def text_pieces(path: Path, problems: ProblemCounter, progress: Progress | None = None) -> Iterator[str]:
