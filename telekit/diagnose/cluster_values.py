@@ -14,8 +14,7 @@ from telekit.diagnose.trace import Trace
 from telekit.errors import bad
 
 FITTED = ("jitter", "host_launch_s")
-"""Fields of ``device.kernels`` that are fitted. ``launch_s`` is not: the gap between two kernels that wait in a stream
-is only a part of it; the catalog's holds what a kernel itself takes to start and end."""
+"""Fields of ``device.kernels`` that :meth:`~telekit.diagnose.fits.Measured.kernels` may give."""
 
 
 def fitted_cluster(
@@ -46,7 +45,7 @@ def fitted_cluster(
     ranks = max([len(traces), *(t.world_size or 0 for t in traces), *(1 + (t.rank or 0) for t in traces)])
     base = cluster if isinstance(cluster, ClusterConfig) else cluster_for(cluster, ranks)
     measured = measure(traces, base.devices_per_node)
-    values = {name: value for name, value in measured.kernels().items() if name in FITTED and value > 0}
+    values = {name: value for name, value in measured.kernels().items() if value > 0}
     if not values:
         raise bad("traces", len(traces), "show neither what issuing costs nor how devices differ",
                   "give traces with launches tied to kernels, of two ranks or more that run the same")  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,11 +52,13 @@ class Measured:
     monitor: Monitor | None
 
     def kernels(self) -> dict[str, float]:
-        """Values by the names of ``device.kernels``' fields, for ``model_copy(update=...)``."""
+        """Give values by the names of ``device.kernels``' fields, for ``model_copy(update=...)``.
+
+        Not ``launch_s``: the gap between two kernels that wait in a stream is only a part of it; the catalog's holds
+        what a kernel itself takes to start and end.
+        """
         found = {} if self.jitter is None else {"jitter": self.jitter.deviation}
-        if self.host is not None:
-            found |= {"host_launch_s": self.host.host_launch_s, "launch_s": max(self.host.launch_s, 0.0)}
-        return found
+        return found if self.host is None else found | {"host_launch_s": self.host.host_launch_s}
 
 
 def measure(traces: Iterable[Trace], devices_per_node: int = 8) -> Measured:
@@ -100,29 +103,32 @@ def fit_jitter(traces: Iterable[Trace], devices_per_node: int = 8) -> Jitter | N
 
 
 def _own_work(traces: list[Trace]) -> tuple[Floats, NDArray[np.int64]] | None:
-    """Work of each step and rank over the mean of ranks that run the same: (steps, ranks); and the ranks."""
-    classes: dict[tuple[tuple[str, int], ...], list[tuple[int, Floats]]] = {}
+    """Work of each step and rank over the mean of ranks that run the same: (steps, ranks); and the ranks.
+
+    Steps that all of them have. A rank is in the mean that it is compared with, so that of n ranks deviations come out
+    small by sqrt((n - 1) / n), which is put right.
+    """
+    classes: dict[tuple[tuple[str, int], ...], list[tuple[int, NDArray[np.int32], Floats]]] = {}
     for trace in traces:
         kernels = trace.is_kind("kernel") & (trace.step >= 0)
         if not kernels.any():
             continue
-        steps = trace.step[kernels]
+        steps, at = np.unique(trace.step[kernels], return_inverse=True)
         names, counts = np.unique(trace.name[kernels], return_counts=True)
         key = tuple(sorted((trace.names[n], int(c)) for n, c in zip(names, counts, strict=True)))
-        time: Floats = np.bincount(steps - steps.min(), trace.duration_s[kernels]).astype(np.float64)
-        classes.setdefault(key, []).append((int(trace.rank or 0), time))
-    columns, ranks = [], []
-    for rows in classes.values():
-        length = min(len(time) for _, time in rows)
-        if len(rows) < 2:
-            continue
-        table = np.array([time[:length] for _, time in rows])
-        columns += list(table / table.mean(0))  # a step with more work is no jitter
-        ranks += [rank for rank, _ in rows]
-    if not columns:
+        time: Floats = np.bincount(at.ravel(), trace.duration_s[kernels]).astype(np.float64)
+        classes.setdefault(key, []).append((int(trace.rank or 0), steps, time))
+    peers = [rows for rows in classes.values() if len(rows) > 1]
+    if not peers:
         return None
-    length = min(len(c) for c in columns)
-    return np.array([c[:length] for c in columns]).T, np.array(ranks)
+    shared = reduce(np.intersect1d, [steps for rows in peers for _, steps, _ in rows])
+    columns, ranks = [], []
+    for rows in peers:
+        table = np.array([time[np.isin(steps, shared)] for _, steps, time in rows])
+        unlike = table / table.mean(0) - 1  # a step with more work is no jitter
+        columns += list(1 + unlike * (len(rows) / (len(rows) - 1)) ** 0.5)
+        ranks += [rank for rank, _, _ in rows]
+    return np.array(columns).T, np.array(ranks)
 
 
 _L_RATIOS: dict[Spread, tuple[float, float, float]] = {

@@ -135,6 +135,8 @@ class Trace:
         Records of the file by kind of record (Chrome's phase letters), whether they made an event or not.
     notes, problems : tuples
         What a reader should know; what could not be used.
+    streams : bool
+        Its device lanes are streams, on which one event ends before the next begins.
     """
 
     name: NDArray[np.int32]
@@ -160,6 +162,7 @@ class Trace:
     seen: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     problems: tuple[TraceProblem, ...] = ()
+    streams: bool = True
 
     @classmethod
     def of(cls, records: Iterable[Mapping[str, Any]], **metadata: Any) -> Trace:
@@ -241,7 +244,7 @@ class Trace:
         A stream runs its work in order, so these were measured wrongly (a lost end, a counter that ran over); not so
         kernels of one launch of a graph (one correlation), which may run side by side, nor events of one start.
         """
-        rows = np.flatnonzero(self.on_device & self.is_kind(*DEVICE_KINDS))
+        rows = np.flatnonzero(self.on_device & self.is_kind(*DEVICE_KINDS) & self.streams)
         rows = rows[np.lexsort((self.start_s[rows], self.lane[rows]))]
         now, then = rows[:-1], rows[1:]
         over = (self.lane[now] == self.lane[then]) & (self.end_s[now] > self.start_s[then])
@@ -313,6 +316,8 @@ class Table:
         The file.
     notes, problems : tuples
         What a reader should know; what could not be used.
+    streams : bool
+        Its device lanes are streams, on which one event ends before the next begins.
     """
 
     kind: str
@@ -322,6 +327,7 @@ class Table:
     source: str = ""
     notes: tuple[str, ...] = ()
     problems: tuple[TraceProblem, ...] = ()
+    streams: bool = True
 
     def __len__(self) -> int:
         """Count rows."""
@@ -349,6 +355,7 @@ class TraceSet:
     tables: tuple[Table, ...] = ()
     notes: tuple[str, ...] = ()
     problems: tuple[TraceProblem, ...] = ()
+    streams: bool = True
 
     @classmethod
     def of(cls, traces: Iterable[Trace], **rest: Any) -> TraceSet:

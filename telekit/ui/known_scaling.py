@@ -272,21 +272,12 @@ def gap_table() -> Table:
         (
             row["schedule"],
             str(row["layouts"]),
-            *(f"{row[name] + 0.0:+.1%}" for name in ("least", "mean", "largest")),
+            *(f"{row[name]:+.1%}" for name in ("least", "mean", "largest")),
         )
-        for row in _rounded_gaps()
+        for row in scoreboard()["closed_form"]
     ]
     head = ("schedule", "layouts", "least", "mean", "largest")
     return Table("closed form over simulation, less 1, of whole steps", head, tuple(lines))
-
-
-def _rounded_gaps() -> list[dict[str, Any]]:
-    """Gaps without the last bits of a machine, which have a sign."""
-    gaps = scoreboard()["closed_form"]
-    return [
-        {key: round(value, 9) if isinstance(value, float) else value for key, value in gap.items()}
-        for gap in gaps
-    ]
 
 
 LENGTHS = (4096, 8192, 16384, 32768)

@@ -65,4 +65,5 @@ def _jobs(schedule: str) -> Iterator[Job]:
 
 def _gap(job: Job) -> float:
     cost = step_cost(Site(job.model, job.cluster, job.train, job.layout))
-    return float(cost.step_s) / (estimate(job).step_time_s or float("nan")) - 1.0
+    gap = float(cost.step_s) / (estimate(job).step_time_s or float("nan")) - 1.0
+    return round(gap, 9) + 0.0  # the last bits are the machine's, and have a sign

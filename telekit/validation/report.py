@@ -62,11 +62,9 @@ def choosing(board: Mapping[str, Any]) -> str:
         f"- memory of the experts over EP: {near} of {len(errors)} pairs of dry runs within 2 %; the others {wide}"
     )
     gaps = ", ".join(
-        f"{gap['schedule']} {gap['mean']:.1%} on average, {gap['least']:.1%} at worst".replace(
-            "%", " %"
-        ).replace("-0.0 %", "0.0 %")
+        f"{gap['schedule']} {gap['mean']:.1%} on average, {max(gap['least'], gap['largest'], key=abs):.1%} at worst"
         for gap in board["closed_form"]
-    )
+    ).replace("%", " %")
     found.append(f"- closed form of the search over the simulation of the answer, whole steps: {gaps}")
     return "\n".join(found) + "\n"
 

@@ -20,11 +20,11 @@ def largest(scores, k=2):
     return np.argsort(-scores, axis=-1, kind="stable")[..., :k].astype(float)
 
 
-def chosen(target, golden=None):
+def chosen(target, golden=None, x=X):
     golden = largest(LOGITS) if golden is None else golden
     return Case(
         target, golden, "Module.mlp.router.TopKRouter.forward.0.output.1", "Module.mlp.router.TopKRouter", "forward",
-        "output", inputs=(Known("x", X, X),), parameters=(Known("w", W, W),),
+        "output", inputs=(Known("x", x, x),), parameters=(Known("w", W, W),),
     )  # fmt: skip
 
 
@@ -53,6 +53,13 @@ def test_a_choice_by_another_rule_is_named(name):
     (cause,) = selection_causes(chosen(target))
     assert cause.kind == kinds.ROUTER
     assert text in cause.text
+
+
+def test_a_bias_is_no_neighbour_where_an_axis_is_short():
+    pairs = LOGITS.reshape(-1, 2, 8)  # (tokens, batch 2, experts), as Megatron lays them out
+    p = np.exp(pairs) / np.exp(pairs).sum(axis=-1, keepdims=True)
+    (cause,) = selection_causes(chosen(largest(p + BIAS), largest(pairs), X.reshape(-1, 2, 16)))
+    assert "the token" not in cause.text
 
 
 def test_the_right_choice_and_ties_are_no_other_rule():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import isfinite, sqrt
 
 import numpy as np
@@ -33,12 +34,12 @@ class OwnGradients:
     ranks: Sequence[Mapping[str, Floats]] = ()
     before: Sequence[Mapping[str, Floats]] = ()
 
-    @property
+    @cached_property
     def squares(self) -> dict[str, float]:
         """Sum of squares by parameter."""
         return {name: _square(a) for name, a in self.whole.items()}
 
-    @property
+    @cached_property
     def norm(self) -> float:
         """Root of the sum of all squares."""
         return sqrt(sum(self.squares.values()))

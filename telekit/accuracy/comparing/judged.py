@@ -198,7 +198,7 @@ def _plain(row: Compared, chosen: Standard) -> Verdict:
     """Judge a tensor outside any graph: msprobe's newer rules say nothing without inputs, its older ones do."""
     parts = list(_beside(row))
     if row.target is None or row.golden is None:
-        parts = [Part(p.name, p.value, p.rule, ERROR, p.note) for p in parts]
+        parts = [replace(p, result=ERROR) for p in parts]
     m, own = row.metrics, msprobe.judge_rows([_row(row)], chosen.name)[0]
     if m is not None:
         parts += [*msprobe.accuracy_reached(m), beside.scale_part(m), *_whole(m), *beside.of_pair(m)]
@@ -229,9 +229,7 @@ def _alone(row: Compared, chosen: Standard) -> Verdict:
     """Judge a row of which no elements are at hand, or that has no partner."""
     parts = [p for p in _beside(row) if p.result != PASS]  # equal shapes alone are no pass
     if not row.api:
-        parts = [
-            Part(p.name, p.value, p.rule, ERROR if p.result == WARNING else p.result, p.note) for p in parts
-        ]
+        parts = [replace(p, result=ERROR) if p.result == WARNING else p for p in parts]
     if row.scalars and row.target and row.golden and row.target.kind == row.golden.kind == "scalar":
         level = _scalar_level(row)
         parts.append(check("scalar", row.scalars[0], bool(row.identical), f"= {row.scalars[1]}", level=level))

@@ -88,21 +88,25 @@ def short_items(verdict: CurveVerdict | None, why: str) -> tuple[Item, ...]:
             "step-1 gradient norm agrees (backward)",
             _part(verdict, BOUND),
             "log the gradient norm; local norms by weight tell which",
+            why,
         ),
-        _second(verdict),
+        _second(verdict, why),
         _whole(
             SHORT,
             "loss finite where golden's is",
             verdict,
             (FINITE,),
             "dump the first step that is not finite",
+            why,
         ),
     )
 
 
-def _second(verdict: CurveVerdict | None) -> Item:
+def _second(verdict: CurveVerdict | None, why: str) -> Item:
     name, how = "step-2 loss agrees (optimizer)", "compare the parameters after the first update"
     loss = None if verdict is None else verdict.errors.loss
+    if why:
+        return Item(SHORT, name, MINDFORMERS, ERROR, why, how)
     if verdict is None or loss is None or loss.steps.size < 2:
         return Item(SHORT, name, MINDFORMERS, OPEN, "no second step is given", how)
     if not loss.finite[1]:
@@ -118,10 +122,12 @@ def _second(verdict: CurveVerdict | None) -> Item:
     return Item(SHORT, name, MINDFORMERS, PASS if fine else ERROR, text, "" if fine else how)
 
 
-def _whole(phase: str, name: str, verdict: CurveVerdict | None, parts: Collection[str], how: str) -> Item:
+def _whole(
+    phase: str, name: str, verdict: CurveVerdict | None, parts: Collection[str], how: str, why: str
+) -> Item:
     """Make an item of parts that a verdict has only where something is wrong."""
     if verdict is None:
-        return Item(phase, name, MINDFORMERS, OPEN, "no losses given", how)
+        return Item(phase, name, MINDFORMERS, ERROR if why else OPEN, why or "no losses given", how)
     found = [p for p in verdict.verdict.parts if p.name in parts]
     if not found:
         steps = verdict.errors.coverage.steps
@@ -130,13 +136,14 @@ def _whole(phase: str, name: str, verdict: CurveVerdict | None, parts: Collectio
     return Item(phase, name, MINDFORMERS, worst(p.result for p in found), text, how)
 
 
-def noise_item(verdict: CurveVerdict | None, given: bool) -> Item:
+def noise_item(verdict: CurveVerdict | None, given: bool, why: str) -> Item:
     """Say whether golden's self-noise is known."""
     name = "golden's self-noise known"
     noise = None if verdict is None else verdict.errors.noise
     if not given or noise is None:
         how = "run golden twice with determinism off: noise above a limit is the limit"
-        return Item(LONG, name, MINDFORMERS, OPEN, "no second run of golden is given", how)
+        text = (why or "not compared") if given else "no second run of golden is given"
+        return Item(LONG, name, MINDFORMERS, OPEN, text, how)
     return Item(
         LONG, name, MINDFORMERS, PASS, f"{noise.runs} runs differ by {noise.mae:.4g}, {noise.mre:.4%}"
     )
@@ -174,6 +181,6 @@ def long_items(verdict: CurveVerdict | None, why: str) -> tuple[Item, ...]:
     )
     whole = _whole(
         LONG, "all losses finite, read and compared", verdict, (FINITE, COVERAGE, NAMES),
-        "look at the files: what is left out is not judged",
+        "look at the files: what is left out is not judged", why,
     )  # fmt: skip
     return (whole, *(_from_part(LONG, name, _part(verdict, part), how, why) for name, part, how in rows))

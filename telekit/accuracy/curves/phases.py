@@ -173,7 +173,7 @@ def check_phases(
         _determinism(target, golden),
         _quiet(target, golden),
         *short_items(verdict, no_verdict),
-        noise_item(verdict, bool(noise)),
+        noise_item(verdict, bool(noise), no_verdict),
         zero_item(zero, no_zero),
         *long_items(verdict, no_verdict),
     )

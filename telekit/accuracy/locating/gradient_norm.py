@@ -26,7 +26,7 @@ _TOTAL = ("total_norm", "grad_norm", "global_norm")
 
 @dataclass(frozen=True)
 class Wrong:
-    """A norm or a clipping that is not what it should be: where, why, the row, and the target's clip coefficient."""
+    """A norm or a clipping that is not what it should be: where, why, and the row."""
 
     where: str
     causes: tuple[Cause, ...]

@@ -10,7 +10,7 @@ from telekit.accuracy.graph.nodes import Node
 from telekit.accuracy.locating.accumulated import own_sums
 from telekit.accuracy.locating.beside import Beside
 from telekit.accuracy.locating.inputs import different_inputs, different_on_ranks
-from telekit.accuracy.locating.locate_loss import redone_loss, reported_loss
+from telekit.accuracy.locating.locate_loss import loss_node, redone_loss, reported_loss
 from telekit.accuracy.locating.own_finding import own_finding
 from telekit.accuracy.locating.walk import Place
 from telekit.accuracy.locating.weights import (
@@ -65,8 +65,9 @@ def _at(found: Finding, graph: Sequence[Node]) -> int:
 
 def _loss(graph: Sequence[Node], place: Node | None) -> Finding | None:
     """Return the loss's own fault as a finding; where a place is the loss itself its causes are joined instead."""
-    redone = redone_loss(graph)
-    if redone is None or redone[0] is place:
+    found = loss_node(graph)
+    redone = None if found is None or found[0] is place else redone_loss(graph)
+    if redone is None:
         return None
     node, row, causes = redone
     return own_finding(node, row, FORWARD, causes)
@@ -74,8 +75,9 @@ def _loss(graph: Sequence[Node], place: Node | None) -> Finding | None:
 
 def with_loss(place: Node, graph: Sequence[Node], causes: tuple[Cause, ...]) -> tuple[Cause, ...]:
     """Add to the causes of a place that is the loss what doing it again says."""
-    redone = redone_loss(graph) if place.phase == FORWARD else None
-    return ranked([*causes, *redone[2]]) if redone is not None and redone[0] is place else causes
+    found = loss_node(graph) if place.phase == FORWARD else None
+    redone = redone_loss(graph) if found is not None and found[0] is place else None
+    return causes if redone is None else ranked([*causes, *redone[2]])
 
 
 def with_weights(place: Place, causes: tuple[Cause, ...]) -> tuple[Cause, ...]:

@@ -24,7 +24,6 @@ _ROWS = 512  # of an operator that is done again
 _UNSURE = 0.05  # of the way between two weights
 _NORM_EPS = 1e-5  # usual; another moves rows as a whole, hardly along a weight's change
 _BF16 = 2.0**-8
-_FP32 = 2.0**-23
 
 
 def unequal_weights(graph: Sequence[Node], ranks: Ranks, first: bool) -> Finding | None:

@@ -34,12 +34,11 @@ def linear(case: Case) -> Iterator[Formula]:
         if a is b or x is None or w is None or x.ndim < 2 or w.ndim < 2:
             continue
         x, w = flat(x), flat(w)
-        if x.size * w.shape[0] > _FLOPS and x.size * w.shape[1] > _FLOPS:
-            continue
         for how, (rows, inner), (deep, columns) in (
             ("x w^T", x.shape, w.T.shape), ("x w", x.shape, w.shape), ("x^T y", x.T.shape, w.shape),
         ):  # fmt: skip
-            if inner == deep and rows * columns == g.size and columns == g.shape[-1]:
+            fits = inner == deep and rows * columns == g.size and columns == g.shape[-1]
+            if fits and rows * inner * columns <= _FLOPS:
                 make = partial(_product, how, g.shape)
                 text = f"the product {how} of {a.name} and {b.name}"
                 square = w.shape[0] == w.shape[1] if how != "x^T y" else rows == columns

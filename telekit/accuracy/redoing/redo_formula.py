@@ -270,7 +270,7 @@ def _hypotheses(case: Case, found: Proven) -> Iterator[Hypothesis]:
     real = [bool((a != np.rint(a)).any()) for a in own]
     for at, known in enumerate(formula.inputs):
         weight = at in formula.weights
-        for kind, said, other in _other_inputs(case, known, own[at], weight, not formula.hands_on):
+        for kind, said, other in _other_inputs(case, own[at], weight, not formula.hands_on):
             yield 0.94, kind, f"{said} {known.name}", formula.make, [*own[:at], other, *own[at + 1 :]]
         for kind, said, other in _other_values(own[at]) if real[at] else ():
             yield 0.94, kind, f"{said} {known.name}", formula.make, [*own[:at], other, *own[at + 1 :]]
@@ -294,9 +294,7 @@ def _other_values(own: Floats) -> Iterator[tuple[str, str, Floats]]:
         yield kinds.NORMALISATION, "ones in place of", np.ones_like(own)
 
 
-def _other_inputs(
-    case: Case, known: Known, own: Floats, weight: bool, searched: bool
-) -> Iterator[tuple[str, str, Floats]]:
+def _other_inputs(case: Case, own: Floats, weight: bool, searched: bool) -> Iterator[tuple[str, str, Floats]]:
     """Take an input in another order, without a piece, of another micro-batch, or another tensor altogether."""
     n = int(case.sizes.get("micro_batches", 1))
     if not weight and n > 1 and own.shape[0] % n == 0:

@@ -134,15 +134,17 @@ def _of_groups(scores: Floats, chosen: Array, tie: float) -> str:
 
 
 def _moved(scores: Floats, chosen: Array, tie: float, shape: tuple[int, ...]) -> str:
-    """Say that each token took the choices of the one beside it, or of another sequence."""
+    """Say that each token took the choices of the one beside it, along any axis but the experts'."""
     grid = scores.reshape(*shape[:-1], -1)
     for axis, by in product(range(grid.ndim - 1), (1, -1)):
         rows = np.roll(grid, by, axis=axis).reshape(scores.shape)
-        if grid.shape[axis] > 1 and _otherwise(rows, chosen, tie).mean() < 0.02 + 2 / grid.shape[axis] * (
-            axis > 0
-        ):
-            what = "sequence" if axis == 0 and grid.ndim > 2 else "token"
-            return f"each {what} took the choices of the {what} {'before' if by > 0 else 'after'} it"
+        wrong = _otherwise(rows, chosen, tie).reshape(grid.shape[:-1])
+        wrong = np.delete(
+            wrong, 0 if by > 0 else -1, axis=axis
+        )  # what rolls over the end is nobody's neighbour
+        if wrong.size and wrong.mean() <= _STRAY:
+            along = f", along axis {axis}" if grid.ndim > 2 else ""
+            return f"each token took the choices of the token {'before' if by > 0 else 'after'} it{along}"
     return ""
 
 

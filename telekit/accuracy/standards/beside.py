@@ -115,7 +115,7 @@ def scale_part(m: Metrics) -> Part:
         return skipped("scale", rule, "not defined")
     wrong = m.cosine > 0.99 and abs(ratio - 1) > SCALE
     note = f"target is golden times {ratio:.6g}: a factor, not noise" if wrong else ""
-    return check("scale", ratio, not wrong, rule, note=note)
+    return check("scale", ratio, not wrong, rule, note=note, own=True)
 
 
 def of_pair(m: Metrics) -> list[Part]:

@@ -31,6 +31,11 @@ def step_causes(t: Fitted, g: Fitted, time: int, later: Later = lambda: None) ->
         cannot tell a learning rate from a bias correction.
     """
     yield from moment_causes(t, g)
+    yield from weight_causes(t, g, time, later)
+
+
+def weight_causes(t: Fitted, g: Fitted, time: int, later: Later = lambda: None) -> Iterator[Cause]:
+    """Compare how two fits change the weight, as :func:`step_causes` does; nothing where the states stood still."""
     if _still(t) and not _still(g):
         return
     betas = not any(_apart(getattr(t, k), getattr(g, k)) for k in ("take1", "take2"))

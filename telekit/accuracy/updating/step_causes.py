@@ -15,7 +15,7 @@ from telekit.accuracy.graph.nodes import Node
 from telekit.accuracy.graph.noise import wide
 from telekit.accuracy.graph.sync import optimizer_row
 from telekit.accuracy.measures.pairs import Array, Floats
-from telekit.accuracy.updating.fit_causes import Later, moment_causes, rate_causes, step_causes
+from telekit.accuracy.updating.fit_causes import Later, moment_causes, rate_causes, weight_causes
 from telekit.accuracy.updating.other_states import other_state
 from telekit.accuracy.updating.update_rules import (
     RATE,
@@ -72,7 +72,7 @@ def explain_step(node: Node, around: Around) -> list[Cause]:
     causes = list(moment_causes(a, b, around.unclip))
     rules = _rules(step_of(*t), step_of(*g), a, b, node.step + 1, around, causes)
     if rules is None:  # golden's step is no AdamW by its own numbers: what the fits say
-        return list(step_causes(a, b, node.step + 1, around.later))
+        return [*causes, *weight_causes(a, b, node.step + 1, around.later)]
     return [*causes, *rules]
 
 

@@ -189,7 +189,7 @@ def _rules(k: Settings, golden: Settings) -> Iterator[Rule]:
 
 
 def _scales() -> Iterator[Rule]:
-    """Rules with a factor on the whole step. What the factor is of is told elsewhere: see ``updates._rate``."""
+    """Rules with a factor on the whole step; what it is a factor of, ``step_causes._named_rate`` tells."""
 
     def said(number: float, k: Settings) -> str:
         if abs(number + 1) < 5e-3:

@@ -37,10 +37,11 @@ def finished(trace: Trace, streams: bool = True) -> Trace:
     trace : Trace
         As read.
     streams : bool
-        Its device lanes are streams, on which one event ends before the next begins.
+        As of a :class:`~telekit.diagnose.trace.Trace`.
     """
     problems = ProblemCounter()
-    for repair in (_names, _far, _once, _apart) if streams else (_names, _far, _once):
+    trace = replace(trace, streams=streams)
+    for repair in (_names, _far, _once, _apart):
         trace = repair(trace, problems)
     trace = with_steps(trace)
     notes = list(trace.notes)

@@ -217,7 +217,8 @@ def _kind(run: Run, share: Floats, outlier: Outlier) -> tuple[str, str, str]:
     longest = run.longest_idle_s[outlier.row, steps]
     one = float(np.median(longest / np.maximum(extra, 1e-12)))
     cost = np.array([_launch_cost(trace) for trace in run.traces])
-    slower = cost[outlier.row, 0] > SLOW_LAUNCH * np.nanmedian(np.append(cost[:, 0], np.inf))
+    known = cost[:, 0][~np.isnan(cost[:, 0])]
+    slower = len(known) > 0 and cost[outlier.row, 0] > SLOW_LAUNCH * np.median(known)
     many = run.traces[outlier.row].is_kind("launch").sum() > 4 * FEW_LAUNCHES * len(run.number)
     if slower or (many and float(np.median(longest)) < FEW_LAUNCHES * cost[outlier.row, 1]):
         one = 0.0  # its launches are slow themselves, or its idle times no longer than some of them

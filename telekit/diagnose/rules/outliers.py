@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from telekit.diagnose.trace import Floats
 
 Z = 6.0
-"""Robust standard deviations above the healthy; one of 512 normal ranks exceeds it with probability 5e-7."""
+"""Robust standard deviations above the lower quartile; one of 512 normal ranks exceeds it with probability 3e-5."""
 ALPHA = 1e-6
 """Probability that a healthy run has a rank flagged for single steps, by the fitted tail; small: the fit errs."""
 USUAL_SHAPE, PRIOR = 0.2, 10
