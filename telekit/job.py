@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -128,9 +130,22 @@ class Job:
         return "".join(
             yaml.safe_dump({name: value})
             if not isinstance(value, dict)
-            else f"{name}: {yaml.safe_dump(value, sort_keys=False, default_flow_style=True, width=84)}"
+            else _wrapped(
+                f"{name}: {yaml.safe_dump(value, sort_keys=False, default_flow_style=True, width=inf)}"
+            )
             for name, value in sections
         )
+
+
+def _wrapped(flow: str, width: int = 84) -> str:
+    """Break a mapping of one line behind commas; YAML reads such a break as the one space it was."""
+    lines = [""]
+    for part in re.split("(?<=,) (?=[^ ])", flow):
+        if lines[-1] and len(lines[-1]) + len(part) >= width:
+            lines.append(f"  {part}")
+        else:
+            lines[-1] += f" {part}" if lines[-1] else part
+    return "\n".join(lines)
 
 
 def load_job(source: str | Path | Mapping[str, Any]) -> Job:

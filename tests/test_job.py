@@ -3,11 +3,12 @@
 import json
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from telekit.errors import InputError
-from telekit.job import Job, defaults, load_job
+from telekit.job import Job, _wrapped, defaults, load_job
 from telekit.launch import megatron
 
 GOOD = {
@@ -54,6 +55,14 @@ def test_yaml_round_trip(tmp_path, layout):
         job.train,
         job.layout,
     )
+
+
+@given(st.dictionaries(st.text("ab", min_size=1), st.text("xyz ,:'\"\n\té{}[]#", max_size=120), min_size=1))
+def test_lines_break_only_where_yaml_reads_a_space(value):
+    flow = yaml.safe_dump(value, default_flow_style=True, width=float("inf"))
+    assert yaml.safe_load(_wrapped(f"n: {flow}", 40)) == {"n": value}
+    words = yaml.safe_dump({name: "word" for name in "abcdefghijkl"}, default_flow_style=True, width=999)
+    assert all(len(line) <= 40 for line in _wrapped(f"n: {words}", 40).splitlines())
 
 
 def test_json_is_read_too(tmp_path):
