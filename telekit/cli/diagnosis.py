@@ -108,7 +108,12 @@ def _write_cluster(found: Diagnosis, cluster: str, path: Path, folder: Path) -> 
         notes.append(
             "host_launch_s is the time from one launch to the next: an operator of several kernels costs more"
         )
-    return {"file": str(write_fitted(path, made)), "values": values, "notes": notes}
+    return {
+        "file": str(write_fitted(path, made)),
+        "values": values,
+        "measured": measured.to_dict(),
+        "notes": notes,
+    }
 
 
 def _print(found: Diagnosis, fitted: dict[str, Any] | None) -> None:
@@ -126,6 +131,8 @@ def _print(found: Diagnosis, fitted: dict[str, Any] | None) -> None:
         )
     if found.ranks:
         _print_ranks(found)
+    if found.critical is not None:
+        paragraphs(["", str(found.critical)])
     for report in found.tables:
         _print_report(report)
     paragraphs(["", *(f"note: {n}" for n in found.notes), *(f"problem: {p}" for p in found.problems[:SHOWN])])

@@ -43,11 +43,6 @@ class ProblemCounter:
         """Count reasons."""
         return len(self._found)
 
-    @property
-    def lost(self) -> int:
-        """How many were left out."""
-        return sum(total[0] for (_, lost), (total, _) in self._found.items() if lost)
-
     def listed(self) -> tuple[TraceProblem, ...]:
         """Return one problem a reason."""
         return tuple(
@@ -74,6 +69,11 @@ class TraceBuilder:
     def __len__(self) -> int:
         """Count events."""
         return len(self.columns["name"])
+
+    @property
+    def lanes(self) -> tuple[Lane, ...]:
+        """Lanes so far."""
+        return tuple(self._lanes)
 
     def name(self, text: str) -> int:
         """Intern a name."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from telekit.diagnose.analysis.clocks import Clocks, align
+from telekit.diagnose.analysis.critical import CriticalStep, critical_step
 from telekit.diagnose.analysis.features import Progress, Run, measure
 from telekit.diagnose.analysis.summary import RankSummary, summarise
 from telekit.diagnose.rules.compute_rules import device_findings
@@ -64,6 +66,11 @@ class Diagnosis:
     clocks: Clocks | None
     run: Run
     tables: tuple[TableReport, ...] = ()
+
+    @cached_property
+    def critical(self) -> CriticalStep | None:
+        """The critical path, over host and device, of the usual step of the rank that the others wait for."""
+        return critical_step(self.run)
 
     @property
     def healthy(self) -> bool:
@@ -120,6 +127,7 @@ class Diagnosis:
             "stragglers": stragglers,
             "ranks": [r.to_dict() for r in self.ranks],
             "tables": [t.to_dict() for t in self.tables],
+            "critical_path": self.critical.to_dict() if self.critical else None,
             "evidence": [e.to_dict() for e in self.evidence],
             "notes": list(self.notes),
             "problems": [str(p) for p in self.problems],
@@ -188,7 +196,7 @@ def _usable(given: TraceSet, tables: Sequence[TableReport]) -> tuple[list[Trace]
         if not has_tables:
             raise
         return [], [*empty, TraceProblem(f"traces are not analysed: {error}"[:300], len(traces))]
-    return traces, empty if has_tables else []
+    return traces, empty
 
 
 def _with_tables(found: tuple[Finding, ...], tables: Sequence[TableReport]) -> tuple[Finding, ...]:
@@ -292,7 +300,6 @@ def _findings(run: Run, valid: NDArray[np.bool_]) -> tuple[Finding, ...]:
         return tuple(stuck_findings(run))
     found = stuck_findings(run)
     found += device_findings(run, valid) + host_findings(run, valid) + link_findings(run, valid)
-    found = [replace(f, share=min(f.share * run.step_s / run.mean_step_s, 1.0)) for f in found]
     found.sort(key=lambda f: (f.kind != "stuck", -f.share))
     kept: list[Finding] = []
     for finding in found:

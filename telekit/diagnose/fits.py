@@ -7,8 +7,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import reduce
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +60,13 @@ class Measured:
         """
         found = {} if self.jitter is None else {"jitter": self.jitter.deviation}
         return found if self.host is None else found | {"host_launch_s": self.host.host_launch_s}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, fit for JSON."""
+        found = {name: part and asdict(part) for name, part in vars(self).items()}
+        if self.host is not None:
+            found["host"] |= {"host_bound": self.host.host_bound}
+        return found
 
 
 def measure(traces: Iterable[Trace], devices_per_node: int = 8) -> Measured:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from telekit.diagnose.analysis.intervals import union
+from telekit.diagnose.pairing import launch_of
 from telekit.diagnose.trace import DEVICE_KINDS, Trace
 
 Floats = NDArray[np.float64]
@@ -64,7 +65,7 @@ def fit_host(traces: Iterable[Trace]) -> HostTimes | None:
         calls.append(trace.duration_s[launches])
         kernels.append(trace.duration_s[device])
         between += _issuing(trace, launches)
-        gaps += _gaps_when_queued(trace, launches, device)
+        gaps += _gaps_when_queued(trace, device)
     if sum(map(len, between)) < _FEW:
         return None
     all_gaps = np.concatenate([*gaps, np.zeros(0)])
@@ -78,15 +79,13 @@ def fit_host(traces: Iterable[Trace]) -> HostTimes | None:
 
 def _issuing(trace: Trace, launches: NDArray[np.int64]) -> list[Floats]:
     """Take the times from a launch to the next one of its thread in which the host did nothing but issue."""
-    order = np.argsort(trace.correlation[launches], kind="stable")
-    ids = trace.correlation[launches][order]
-    device = np.flatnonzero(trace.on_device & trace.is_kind(*DEVICE_KINDS) & np.isin(trace.correlation, ids))
-    device = device[trace.correlation[device] >= 0]
+    device = np.flatnonzero(trace.on_device & trace.is_kind(*DEVICE_KINDS))
+    launch = launch_of(trace, device)
+    device, launch = device[launch >= 0], launch[launch >= 0]
     if not len(device):
         return []
     done = np.full(len(launches), np.nan)  # when what each put on the device has ended
-    at = order[np.searchsorted(ids, trace.correlation[device])]
-    np.fmax.at(done, at, trace.end_s[device])
+    np.fmax.at(done, np.searchsorted(launches, launch), trace.end_s[device])
     ends = np.sort(done[np.isfinite(done)])
     start = trace.start_s[launches]
     depth = np.arange(len(launches)) - np.searchsorted(ends, start, "right") - np.cumsum(np.isnan(done))
@@ -130,19 +129,13 @@ def _device_s(trace: Trace, device: NDArray[np.int64]) -> float:
     return span / len(device) if busy else np.inf
 
 
-def _gaps_when_queued(trace: Trace, launches: NDArray[np.int64], device: NDArray[np.int64]) -> list[Floats]:
+def _gaps_when_queued(trace: Trace, device: NDArray[np.int64]) -> list[Floats]:
     """Gaps between neighbours of a stream where the second was launched well before the first ended."""
-    keys = trace.correlation[launches]
-    order = np.argsort(keys, kind="stable")
-    keys, launched = keys[order], trace.end_s[launches][order]
     found = []
     for lane in np.unique(trace.lane[device]):
         rows = device[trace.lane[device] == lane]
-        at = np.minimum(np.searchsorted(keys, trace.correlation[rows]), max(len(keys) - 1, 0))
-        if not len(keys):
-            continue
-        known = (keys[at] == trace.correlation[rows]) & (trace.correlation[rows] >= 0)
+        launch = launch_of(trace, rows[1:])
         gap = trace.start_s[rows[1:]] - trace.end_s[rows[:-1]]
-        queued = known[1:] & (launched[at[1:]] + 20e-6 < trace.end_s[rows[:-1]])
+        queued = (launch >= 0) & (trace.end_s[launch] + 20e-6 < trace.end_s[rows[:-1]])
         found.append(gap[queued & (gap >= 0)])
     return found

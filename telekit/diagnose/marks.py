@@ -36,12 +36,6 @@ class Marks:
     passed: tuple[str, ...]
 
 
-def step_number(name: str) -> int:
-    """Return the step that an annotation of this name marks; -1 where none."""
-    found = MARK.match(name)
-    return int(found["number"]) if found else -1
-
-
 def is_mark(trace: Trace) -> NDArray[np.bool_]:
     """Which events name a step as a whole, by any numbering."""
     return np.array([bool(MARK.match(name)) for name in trace.names] or [False])[trace.name]

@@ -316,8 +316,6 @@ class Table:
         The file.
     notes, problems : tuples
         What a reader should know; what could not be used.
-    streams : bool
-        Its device lanes are streams, on which one event ends before the next begins.
     """
 
     kind: str
@@ -327,7 +325,6 @@ class Table:
     source: str = ""
     notes: tuple[str, ...] = ()
     problems: tuple[TraceProblem, ...] = ()
-    streams: bool = True
 
     def __len__(self) -> int:
         """Count rows."""
@@ -355,7 +352,6 @@ class TraceSet:
     tables: tuple[Table, ...] = ()
     notes: tuple[str, ...] = ()
     problems: tuple[TraceProblem, ...] = ()
-    streams: bool = True
 
     @classmethod
     def of(cls, traces: Iterable[Trace], **rest: Any) -> TraceSet:

@@ -10,14 +10,15 @@ import pytest
 
 from telekit.diagnose.analysis.breakdown import by_stream
 from telekit.diagnose.analysis.clocks import align
-from telekit.diagnose.analysis.collectives import is_communication_name, match, own_compute_s
-from telekit.diagnose.analysis.intervals import length_s, overlaps
+from telekit.diagnose.analysis.collectives import match
+from telekit.diagnose.analysis.intervals import overlaps
 from telekit.diagnose.analysis.launches import launch_queue
 from telekit.diagnose.analysis.repair import repaired
 from telekit.diagnose.analysis.steps import find_steps
 from telekit.diagnose.diagnosis import diagnose
 from telekit.diagnose.readers import read
-from telekit.diagnose.rules.outliers import apart
+from telekit.diagnose.readers.classify import is_communication
+from telekit.diagnose.rules.outliers import persistent
 from telekit.diagnose.trace import KINDS, Group, Trace, TraceSet
 from telekit.errors import InputError
 
@@ -47,14 +48,7 @@ def written(folder, events, name="rank0.json", **rest):
 
 
 def test_cd01_own_compute_is_the_wall_without_waiting():
-    wall, wait = [293.0, 292.2, 293.0, 293.1], [200, 1, 200, 200]
-    own = own_compute_s(dict(enumerate(wall)), dict(enumerate(wait)))
-    assert list(own.values()) == pytest.approx([93, 291.2, 93, 93.1])
-    assert apart(np.array(list(own.values()))) == 1
-    assert apart(np.array(wall)) is None  # the walls alone tell nothing
-
-
-def test_cd01_from_traces_of_four_ranks():
+    """Of four ranks' phases of 293 ms, one waits 1 ms inside collectives and the others 200: it is the slow one."""
     traces = []
     for rank, compute in enumerate([0.093, 0.2912, 0.093, 0.0931]):
         records = []
@@ -70,11 +64,15 @@ def test_cd01_from_traces_of_four_ranks():
     )
     waiting = [r.seconds["waiting"] for r in found.ranks]
     assert waiting == pytest.approx([0.1982, 0, 0.1982, 0.1981], abs=1e-9)
+    own = np.array([r.own_s for r in found.ranks])
+    assert own - own.min() == pytest.approx([0, 0.1982, 0, 0.0001], abs=1e-9)
+    assert [o.row for o in persistent(own[:, None], 0.01, 1e-3)] == [1]
+    assert persistent(found.run.wall_s, 0.01, 1e-3) == []  # the walls alone tell nothing
 
 
 def test_cd03_all_spellings_of_nccl_are_communication(tmp_path):
     names = ["ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "ncclKernel_x", "gemm"]
-    assert [is_communication_name(n) for n in names] == [True, True, False]
+    assert [is_communication(n) for n in names] == [True, True, False]
     events = [
         {"ph": "X", "cat": "kernel", "name": n, "pid": 0, "tid": 7, "ts": 100 * i, "dur": 50}
         for i, n in enumerate(names)
@@ -90,9 +88,9 @@ def test_cd03_a_trace_without_communication_is_noted():
 
 
 def test_cd05_busy_is_a_union():
-    assert length_s([0, 5, 20], [10, 12, 25]) == 17
     records = [kernel(0, 10, lane="a"), kernel(5, 12, lane="b"), kernel(20, 25, lane="b")]
     found = overlaps({"kernels": ([0, 5, 20], [10, 12, 25])}, (0, 30))
+    assert found == {("kernels",): 17, (): 13}
     assert found[()] / 30 == pytest.approx(0.433, abs=5e-4)
     streams = by_stream(Trace.of(records), (0, 30))
     assert sorted(s["busy_s"] for s in streams.values()) == [10, 12]

@@ -16,12 +16,13 @@ from toy_job import Toy
 from telekit.diagnose.analysis.breakdown import CATEGORIES, break_down, idle_event, longest_of
 from telekit.diagnose.analysis.clocks import align
 from telekit.diagnose.analysis.collectives import identify, match, places
-from telekit.diagnose.analysis.critical import critical_path
-from telekit.diagnose.analysis.intervals import length_s, overlaps, union
+from telekit.diagnose.analysis.critical import critical_path, critical_step
+from telekit.diagnose.analysis.intervals import overlaps, union
 from telekit.diagnose.analysis.repair import repaired
 from telekit.diagnose.analysis.steps import find_steps
 from telekit.diagnose.diagnosis import diagnose
-from telekit.diagnose.rules.outliers import apart, persistent, transient
+from telekit.diagnose.faults import TracedJob, generate
+from telekit.diagnose.rules.outliers import persistent, transient
 from telekit.diagnose.trace import Trace
 from telekit.errors import InputError
 
@@ -40,7 +41,7 @@ def covered(pairs, second):
 @given(PAIRS)
 def test_union_against_counting_seconds(pairs):
     start, end = union(*arrays(pairs))
-    assert length_s(*arrays(pairs)) == sum(covered(pairs, t) for t in range(60))
+    assert (end - start).sum() == sum(covered(pairs, t) for t in range(60))
     assert (start[1:] > end[:-1]).all()
 
 
@@ -216,6 +217,62 @@ def test_a_host_on_the_critical_path_is_split_by_what_it_does():
         assert before.end_s == after.start_s
 
 
+def test_a_window_cuts_the_critical_path():
+    """Of a kernel from 0 to 4 and the next from 5 to 9, a window from 3 to 6 sees a second each, and one between."""
+    records = [
+        {"name": "a", "kind": "kernel", "start_s": 0.0, "end_s": 4.0},
+        {"name": "b", "kind": "kernel", "start_s": 5.0, "end_s": 9.0},
+    ]
+    path = critical_path(Trace.of(records), (3.0, 6.0))
+    assert [(link.kind, link.start_s, link.end_s) for link in path.links] == [
+        ("kernel", 3.0, 4.0), ("idle", 4.0, 5.0), ("kernel", 5.0, 6.0)]  # fmt: skip
+    assert path.names_s == {"a": 1.0, "b": 1.0}
+
+
+def test_the_critical_path_told_is_of_the_rank_that_the_others_wait_for():
+    found = diagnose(
+        generate("slow-device", TracedJob.of(16, layers=1, micro_batches=2, steps=4), seed=3).traces
+    )
+    told, (rank,) = found.critical, found.findings[0].ranks
+    assert told.rank == rank and told.step in found.run.number
+    seconds = told.to_dict()["seconds"]
+    row, column = found.run.ranks.tolist().index(rank), found.run.number.tolist().index(told.step)
+    assert sum(seconds.values()) == pytest.approx(found.run.wall_s[row, column])
+    assert seconds["kernel"] + seconds["communication"] > 0.9 * sum(seconds.values())
+    assert list(told.to_dict()["longest_s"].values()) == sorted(told.path.names_s.values(), reverse=True)[:8]
+    assert str(told).startswith(f"critical path of rank {rank}, step {told.step} (") and "kernel" in str(told)
+    assert critical_step(found.run, 0).step == found.run.number[0]
+    nothing = Trace.of([{"name": "aten::mm", "kind": "host", "start_s": 0, "end_s": 1}], rank=0)
+    assert diagnose(nothing).critical is None and diagnose(nothing).to_dict()["critical_path"] is None
+
+
+def test_streams_and_what_runs_together_add_up_to_the_time():
+    """Kernels from 0 to 4 and 6 to 8, an all-reduce from 3 to 7 on another stream, a copy from 9 to 10."""
+    records = [
+        {"name": "a", "kind": "kernel", "start_s": 0.0, "end_s": 4.0},
+        {
+            "name": "nccl",
+            "kind": "communication",
+            "start_s": 3.0,
+            "end_s": 7.0,
+            "lane": "9",
+            "operation": "all-reduce",
+        },
+        {"name": "b", "kind": "kernel", "start_s": 6.0, "end_s": 8.0},
+        {"name": "c", "kind": "copy", "start_s": 9.0, "end_s": 10.0, "lane": "9"},
+    ]
+    told = diagnose(Trace.of(records, rank=0)).ranks[0].to_dict()
+    assert told["together_s"] == {
+        "kernel": 4,
+        "all-reduce": 2,
+        "kernel and all-reduce": 2,
+        "copy": 1,
+        "idle": 1,
+    }
+    assert told["streams"] == {"device 0 stream 7": {"busy_s": 6, "idle_s": 4},
+                               "device 0 stream 9": {"busy_s": 5, "idle_s": 5}}  # fmt: skip
+
+
 def test_the_longest_time_of_what_a_host_did():
     """It loads for 3 s and launches for 2 s, twice: each is asked for by itself."""
     records = [{"name": f"k{a}", "kind": "kernel", "start_s": a, "end_s": a + 1} for a in (0, 4, 9, 12)]
@@ -249,12 +306,6 @@ def test_outliers_in_heavy_tails_are_rare():
     random = np.random.default_rng(1)
     found = [len(transient(0.01 * random.pareto(3, (128, 6)), 0.06, 0.002)) for _ in range(100)]
     assert sum(n > 0 for n in found) <= 5
-
-
-def test_one_value_apart():
-    assert apart(np.array([1.0, 1.1, 5.0, 0.9])) == 2
-    assert apart(np.array([1.0, 1.1, 1.2, 0.9])) is None
-    assert apart(np.array([1.0, 9.0])) is None
 
 
 def test_bad_input_is_refused():

@@ -51,6 +51,8 @@ def test_a_cluster_without_host_times_keeps_the_catalogs(tmp_path, telekit):
     assert found["values"]["host_launch_s"]["before"] == found["values"]["host_launch_s"]["after"]
     assert found["values"]["jitter"]["before"] != found["values"]["jitter"]["after"]
     assert any("host_launch_s keeps its value" in note for note in found["notes"])
+    assert found["measured"]["host"] is found["measured"]["idle"] is found["measured"]["monitor"] is None
+    assert found["measured"]["jitter"]["deviation"] == pytest.approx(found["values"]["jitter"]["after"])
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left"), RuntimeError("a slip of ours")])

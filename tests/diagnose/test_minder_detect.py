@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from telekit.diagnose.minder.detect import Rules, detect, scores, watch
+from telekit.diagnose.minder.detect import Rules, detect, pulls, scores
 from telekit.diagnose.minder.detect import _joined as joined
 from telekit.diagnose.minder.evaluate import evaluate
 from telekit.diagnose.minder.generate import FAULT_KINDS, METRICS, MachineFault, draw_fault, generate
@@ -175,11 +175,17 @@ def test_a_healthy_machine_that_always_differs_a_little_is_no_alert(model):
     assert alerts["ours"] == 0 and alerts["paper"] >= 2
 
 
-def test_the_service_names_the_machine_at_the_first_call_that_has_four_minutes_of_it(model):
-    run = generate(16, 2400, MachineFault("pcie-downgrade", 9, 1000, 2400), glitches_per_hour=0, seed=4)
-    calls = watch(model, run.metrics, stride=4)
-    assert [at for at, _ in calls] == [480, 960, 1440, 1920, 2400]
-    assert [report.machines for _, report in calls] == [set(), set(), *[{"machine-9"}] * 3]
+def test_calls_name_the_machine_from_the_first_that_has_four_minutes_of_it(model):
+    run = generate(16, 2400, MachineFault("pcie-downgrade", 9, 1200, 2400), glitches_per_hour=0, seed=4)
+    parts = list(pulls(run.metrics))
+    assert [(part.start_s, part.samples) for part in parts] == [
+        (0, 900),
+        (480, 900),
+        (960, 900),
+        (1440, 900),
+        (1920, 480),
+    ]
+    assert [detect(model, part, stride=4).machines for part in parts] == [set(), set(), *[{"machine-9"}] * 3]
 
 
 def test_scores_are_what_a_person_would_draw(model):

@@ -124,7 +124,7 @@ def test_rocprof_tables_of_one_process_are_one_trace(tmp_path):
     kept(tmp_path, ROCM_COPIES, "852831_memory_copy_trace.csv")
     (trace,) = read(tmp_path).traces
     assert found(trace) == {
-        "MEMORY_COPY_HOST_TO_DEVICE": ("copy", "device Agent 0 stream all"),
+        "MEMORY_COPY_HOST_TO_DEVICE": ("copy", "device Agent 4 stream all"),
         "hipLaunchKernel": ("launch", "process 852831 thread 852831"),
         "hipDeviceSynchronize": ("wait", "process 852831 thread 852831"),
         "void addition_kernel<float>(float*, int, int)": ("kernel", "device Agent 4 stream 1"),

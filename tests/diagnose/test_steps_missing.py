@@ -17,7 +17,7 @@ from telekit.diagnose.analysis.features import measure
 from telekit.diagnose.analysis.steps import REGULAR, find_steps
 from telekit.diagnose.diagnosis import diagnose
 from telekit.diagnose.faults import TracedJob, generate
-from telekit.diagnose.marks import is_mark, step_marks, step_number
+from telekit.diagnose.marks import MARK, is_mark, step_marks
 from telekit.diagnose.readers import read
 from telekit.diagnose.trace import Group, Trace
 
@@ -241,11 +241,11 @@ def test_the_profilers_numbers_are_read_from_a_file(tmp_path):
     "name", ["iteration 99999999999999999999", "step 9999999999", "ProfilerStep#" + "9" * 400]
 )
 def test_a_number_beyond_any_step_is_a_name(name):
-    assert step_number(name) == -1
+    assert not MARK.match(name) and not MARK.match("step_fn")
     records = [{"name": name, "kind": "host", "start_s": 0, "end_s": 2}]
     records += [{"name": "gemm", "kind": "kernel", "start_s": 0.5, "end_s": 1}]
     assert find_steps(Trace.of(records)).found_by == "whole trace"
-    assert step_number("iteration 999999999") == 999_999_999
+    assert MARK.match("iteration 999999999")["number"] == "999999999"
 
 
 def regular_slowly(trace):

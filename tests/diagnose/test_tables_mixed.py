@@ -139,6 +139,7 @@ def test_a_fitted_cluster_is_one_that_a_job_takes(tmp_path, telekit, traces):
     found = json.loads(out)["cluster"]
     wanted, known = measure(traces).kernels(), load_cluster({"device": "h800", "nodes": 1}).device.kernels
     assert status == 0 and found["file"] == str(fitted) and set(found["values"]) == set(FITTED)
+    assert {"launch_call_s", "kernel_s", "host_bound"} < set(found["measured"]["host"])
     for name, value in found["values"].items():
         assert value["before"] == getattr(known, name)
         assert value["after"] == pytest.approx(wanted[name], rel=0.02)

@@ -130,9 +130,12 @@ def test_the_command(tmp_path, telekit, faults, code):
     found = json.loads(out)
     assert (status, err) == (code, "")
     assert [s["rank"] for s in found["stragglers"]] == ([2] if code else [])
+    assert found["critical_path"]["rank"] == 2 or not code, "the rank that the others wait for"
+    assert {"launching", "streams", "together_s"} <= set(found["ranks"][0])
     status, out, _ = telekit("diagnose", tmp_path)
     assert status == code
     assert ("slow device" in out) == bool(code)
+    assert f"critical path of rank {found['critical_path']['rank']}, step" in out
 
 
 def test_the_command_refuses_what_is_not_there(tmp_path, telekit):

@@ -7,7 +7,7 @@ import re
 import pytest
 from chart_checks import assert_draws
 
-from telekit.diagnose.minder.detect import watch
+from telekit.diagnose.minder.detect import CALL_S, PULL_S, detect
 from telekit.diagnose.minder.generate import FAULT_KINDS as MACHINE_FAULTS
 from telekit.diagnose.mycroft.faults import FAULT_KINDS
 from telekit.ui import known_detectors as detectors
@@ -127,9 +127,10 @@ def test_said_in_the_chapter_of_the_longest_wait():
     run = minder.generate(
         16, 1000, minder.MachineFault("gpu-drop", 5, 265, 1000), glitches_per_hour=0, seed=1
     )
-    (early_s, early), (late_s, late) = watch(minder.model(), run.metrics, stride=4)
+    calls = [run.metrics.between(at_s - PULL_S, at_s) for at_s in (CALL_S, 2 * CALL_S)]
+    early, late = (detect(minder.model(), part, stride=4) for part in calls)
     assert not early.alerts and late.machines == {"machine-5"}
-    assert (early_s - 265) / 60 < 4 and 11.5 < (late_s - 265) / 60 < 12
+    assert (CALL_S - 265) / 60 < 4 and 11.5 < (2 * CALL_S - 265) / 60 < 12
 
 
 # --- Mycroft ------------------------------------------------------------------------------------------------

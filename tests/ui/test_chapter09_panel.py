@@ -161,6 +161,14 @@ def test_the_straggler_is_the_one_that_does_not_wait(panels, fault):
     assert f"rank {rank}" in panel.text and KINDS[FAULT_KINDS[fault].finding] == FAULT_KINDS[fault].cause
 
 
+def test_said_in_the_chapter_of_the_critical_path(panels):
+    told = {f: begin(panels, "ranks", fault=f).text.rsplit("critical path of rank", 1)[1] for f in
+            ("slow-device", "slow-launch-everywhere", "garbage-collection")}  # fmt: skip
+    assert told["slow-device"].startswith(" 2, step 2 (34.7 ms): kernel 57%")
+    assert "host 33%, launch 32%" in told["slow-launch-everywhere"], "two thirds"
+    assert "): idle 63%" in told["garbage-collection"]
+
+
 def test_clocks_part_and_meet(panels):
     def ends(panel):
         last = {r["rank"]: r["end"] for r in panel.rows["ranks"]}

@@ -54,11 +54,10 @@ class Breakdown:
         """Seconds of each category over all steps; they add up to the wall time."""
         return dict(zip(CATEGORIES, self.seconds.sum(axis=0).tolist(), strict=True))
 
-    def share(self, *categories: str) -> float:
-        """Share of the wall time."""
-        wall = float(self.wall_s.sum())
-        columns = [CATEGORIES.index(c) for c in categories]
-        return float(self.seconds[:, columns].sum()) / wall if wall > 0 else 0.0
+    @property
+    def span_s(self) -> tuple[float, float]:
+        """Begin of the first step and end of the last."""
+        return float(self.edges_s[0]), float(self.edges_s[-1])
 
 
 def break_down(trace: Trace, steps: Steps, transfer: tuple[Floats, Floats] | None = None) -> Breakdown:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,17 +12,10 @@ from numpy.typing import NDArray
 from telekit.diagnose.analysis.steps import Steps
 from telekit.diagnose.trace import OPERATION, OPERATIONS, Floats, Ints, Trace
 
-NCCL = re.compile(r"^nccl|_?nccl(dev)?kernel|^hccl|^hcom|^rccl|allreduce|allgather|reducescatter|alltoall|sendrecv",
-                  re.IGNORECASE)  # fmt: skip
 SEND, RECEIVE = (
     re.compile(r"send(?!.?recv)", re.IGNORECASE),
     re.compile(r"(?<!send)(?<!send.)recv", re.IGNORECASE),
 )
-
-
-def is_communication_name(name: str) -> bool:
-    """Tell a collective's kernel by its name, of NCCL (``ncclDevKernel_``, ``ncclKernel_``), RCCL or HCCL."""
-    return bool(NCCL.search(name))
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,10 +67,6 @@ class Collectives:
         """Seconds each event waited for the last rank, shape (n,); 0 where no other rank of it was seen."""
         spent = self.end_s - self.start_s - self.transfer_s[self.key]
         return np.where(self.members[self.key] > 1, spent, 0.0)
-
-    def of_rank(self, rank: int) -> NDArray[np.intp]:
-        """Return the indices of one trace's events."""
-        return np.flatnonzero(self.rank == rank)
 
     def ranks_of(self) -> dict[int, NDArray[np.int64]]:
         """Return the indices of the traces of each group."""
@@ -224,11 +213,3 @@ def places(*columns: Ints) -> Ints:
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order)) - begin
     return place
-
-
-def own_compute_s(wall_s: Mapping[int, float], wait_s: Mapping[int, float]) -> dict[int, float]:
-    """Take from each rank's time of a phase what it waited inside collectives: what remains is its own.
-
-    Walls of a synchronous job are alike on all ranks, whoever is slow; the slow rank is the one that waits least.
-    """
-    return {rank: wall_s[rank] - wait_s[rank] for rank in wall_s}

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from telekit.diagnose.analysis.classes import HOST_CLASSES, host_classes
+from telekit.diagnose.analysis.features import Run
 from telekit.diagnose.analysis.intervals import sweep
-from telekit.diagnose.trace import KINDS, Trace
+from telekit.diagnose.pairing import launch_of
+from telekit.diagnose.trace import DEVICE_KINDS, KINDS, Floats, Trace
+from telekit.units import format_seconds
+
+MOST_NAMES = 8
+"""Names of the device's work told of a path."""
+LEAST_SHARE = 0.005
+"""A kind of less than this share of the path is not told in words."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +50,12 @@ class CriticalPath:
     ----------
     links : tuple of Link
         The path.
+    names_s : mapping
+        Time on the path by the name of the device's work, most first.
     """
 
     links: tuple[Link, ...]
+    names_s: Mapping[str, float]
 
     def seconds(self) -> dict[str, float]:
         """Time on the path by kind."""
@@ -51,6 +63,64 @@ class CriticalPath:
         for link in self.links:
             found[link.kind] = found.get(link.kind, 0.0) + link.end_s - link.start_s
         return found
+
+
+@dataclass(frozen=True)
+class CriticalStep:
+    """The critical path of one rank's step.
+
+    Parameters
+    ----------
+    rank, step : int
+        Its rank, and the step's number.
+    path : CriticalPath
+        The path.
+    """
+
+    rank: int
+    step: int
+    path: CriticalPath
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, fit for JSON."""
+        longest = dict(list(self.path.names_s.items())[:MOST_NAMES])
+        return {"rank": self.rank, "step": self.step, "seconds": self.path.seconds(), "longest_s": longest}
+
+    def __str__(self) -> str:
+        """One line: what the path consists of, and its longest work."""
+        seconds = self.path.seconds()
+        whole = sum(seconds.values())
+        order = sorted(seconds.items(), key=lambda part: -part[1])
+        parts = ", ".join(f"{kind} {s / whole:.0%}" for kind, s in order if s >= LEAST_SHARE * whole)
+        text = f"critical path of rank {self.rank}, step {self.step} ({format_seconds(whole)}): {parts}"
+        longest = [f"{name[:60]} {s / whole:.0%}" for name, s in list(self.path.names_s.items())[:3]]
+        return f"{text}; most of it in {', '.join(longest)}" if longest else text
+
+
+def critical_step(run: Run, column: int | None = None) -> CriticalStep | None:
+    """Walk the path of the rank with most time of its own, which the others wait for; None without a device's work.
+
+    Parameters
+    ----------
+    run : Run
+        What was measured.
+    column : int, optional
+        Which of the common steps; default the median one of the rank that has most over all of them.
+    """
+    if not run.number.size or run.step_s <= 0 or not any(t.on_device.any() for t in run.traces):
+        return None
+    own = np.where(run.present, run.wall_s - run.category("waiting"), 0.0)
+    if column is None:
+        row = int(np.argmax(own.sum(axis=1) / np.maximum(run.present.sum(axis=1), 1)))
+        wall = np.where(run.present[row], run.wall_s[row], np.inf)
+        column = int(np.argsort(wall, kind="stable")[(int(run.present[row].sum()) - 1) // 2])
+    else:
+        row = int(np.argmax(own[:, column]))
+    if not run.present[row, column]:
+        return None
+    edges = run.breakdowns[row].edges_s[run.column[row, column] :][:2]
+    path = critical_path(run.traces[row], (float(edges[0]), float(edges[1])))
+    return CriticalStep(int(run.ranks[row]), int(run.number[column]), path)
 
 
 def critical_path(trace: Trace, window: tuple[float, float] | None = None) -> CriticalPath:
@@ -69,59 +139,64 @@ def critical_path(trace: Trace, window: tuple[float, float] | None = None) -> Cr
     """
     begin, end = window or trace.span_s
     device = np.flatnonzero(
-        trace.on_device & trace.is_kind("kernel", "communication", "copy") & (trace.start_s >= begin)
-        & (trace.end_s <= end)
-    )  # fmt: skip
-    launch_of, classes = _launches(trace), host_classes(trace)
-    by_end = device[np.argsort(trace.end_s[device], kind="stable")]
-    ends = trace.end_s[by_end]
+        trace.on_device & trace.is_kind(*DEVICE_KINDS) & (trace.start_s < end) & (trace.end_s > begin)
+    )
+    device = device[np.argsort(trace.end_s[device], kind="stable")]
+    starts, ends = np.maximum(trace.start_s[device], begin), np.minimum(trace.end_s[device], end)
+    launch = launch_of(trace, device)
+    launched = np.where(launch >= 0, trace.end_s[launch], begin)
+    host = _Host(trace, (begin, end))
     links: list[Link] = []
-    now = end
-    used = len(by_end)
-    while now > begin and used > 0:
+    now, used = end, len(device)
+    while now > begin:
         used = min(used, int(np.searchsorted(ends, now, side="right")))
         if used == 0:
+            links += host.during(begin, now)
             break
-        event = int(by_end[used - 1])
         used -= 1
-        done = float(trace.end_s[event])
-        if done < now:
-            links += _host(trace, classes, done, now)
-        start = max(float(trace.start_s[event]), begin)
-        links.append(Link(event, KINDS[trace.kind[event]], start, min(done, now)))
+        start, done = float(starts[used]), float(ends[used])
+        links += host.during(done, now)
+        links.append(Link(int(device[used]), KINDS[trace.kind[device[used]]], start, done))
         earlier = min(used, int(np.searchsorted(ends, start, side="right")))
         before = float(ends[earlier - 1]) if earlier else begin
-        launched = launch_of.get(int(trace.correlation[event]), begin)
-        now = start
-        if launched > before:  # the device waited for its host
-            links += _host(trace, classes, before, now)
-            now = before
-    if now > begin:
-        links += _host(trace, classes, begin, now)
-    return CriticalPath(tuple(reversed(links)))
+        now = before if launched[used] > before else start
+        links += host.during(now, start)  # the device waited for its host
+    return CriticalPath(tuple(reversed(links)), _by_name(trace, links))
 
 
-def _launches(trace: Trace) -> dict[int, float]:
-    """When each correlation id's launch ended."""
-    at = np.flatnonzero(trace.is_kind("launch") & ~trace.on_device & (trace.correlation >= 0))
-    return dict(zip(trace.correlation[at].tolist(), trace.end_s[at].tolist(), strict=True))
+def _by_name(trace: Trace, links: list[Link]) -> dict[str, float]:
+    """Time of the device's work by name, most first."""
+    found: dict[str, float] = {}
+    for link in links:
+        if link.event >= 0:
+            name = trace.names[trace.name[link.event]]
+            found[name] = found.get(name, 0.0) + link.end_s - link.start_s
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
-def _host(trace: Trace, classes: NDArray[np.int64], start_s: float, end_s: float) -> list[Link]:
-    """Pieces of the host's time, each by the most telling class that runs in it; latest first, as the walk goes."""
-    if end_s <= start_s:
-        return []
-    during = np.flatnonzero((trace.start_s < end_s) & (trace.end_s > start_s) & (classes >= 0))
-    kinds = np.unique(classes[during]).tolist()
-    parts = [(trace.start_s[at], trace.end_s[at]) for k in kinds if len(at := during[classes[during] == k])]
-    found = sweep(parts, (start_s, end_s))
-    links: list[Link] = []
-    for piece in range(len(found.length_s) - 1, -1, -1):
-        begin, end = float(found.edges_s[piece]), float(found.edges_s[piece + 1])
-        on = np.flatnonzero(found.active[piece])
-        kind = HOST_CLASSES[kinds[on[0]]] if len(on) else "idle"
-        if links and links[-1].kind == kind:
-            links[-1] = Link(-1, kind, begin, links[-1].end_s)
-        else:
-            links.append(Link(-1, kind, begin, end))
-    return links
+class _Host:
+    """What a host does at each moment of a window: the most telling class that runs, found once."""
+
+    def __init__(self, trace: Trace, window: tuple[float, float]) -> None:
+        classes = host_classes(trace)
+        during = np.flatnonzero((trace.start_s < window[1]) & (trace.end_s > window[0]) & (classes >= 0))
+        kinds = np.unique(classes[during]).tolist()
+        masks = [during[classes[during] == k] for k in kinds]
+        found = sweep([(trace.start_s[m], trace.end_s[m]) for m in masks], window)
+        self._names = [*(HOST_CLASSES[k] for k in kinds), "idle"]
+        nothing = np.ones((len(found.length_s), 1), bool)
+        kind = np.hstack([found.active, nothing]).argmax(axis=1)  # the first that runs
+        change = np.flatnonzero(np.diff(kind)) + 1  # pieces of one kind in a row are one
+        self._kind = kind[np.r_[0, change]]
+        self._edges_s: Floats = found.edges_s[np.r_[0, change, len(kind)]]
+
+    def during(self, start_s: float, end_s: float) -> list[Link]:
+        """Pieces of a time; latest first, as the walk goes."""
+        if end_s <= start_s:
+            return []
+        first = int(np.searchsorted(self._edges_s, start_s, side="right")) - 1
+        last = int(np.searchsorted(self._edges_s, end_s, side="left"))
+        edges = np.clip(self._edges_s[first : last + 1], start_s, end_s).tolist()
+        kinds = [self._names[k] for k in self._kind[first:last]]
+        pieces = [Link(-1, k, a, b) for k, a, b in zip(kinds, edges[:-1], edges[1:], strict=True)]
+        return pieces[::-1]

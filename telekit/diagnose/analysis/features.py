@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from telekit.diagnose.analysis.breakdown import CATEGORIES, Breakdown, break_dow
 from telekit.diagnose.analysis.classes import EXPERTS
 from telekit.diagnose.analysis.collectives import Collectives, match
 from telekit.diagnose.analysis.common_steps import Common, common, lacking, rank_names, renumbered
+from telekit.diagnose.analysis.launches import launch_cost, launch_queue
 from telekit.diagnose.analysis.repair import repaired
 from telekit.diagnose.analysis.steps import Steps, find_steps
 from telekit.diagnose.trace import Floats, Trace
@@ -113,6 +115,21 @@ class Run:
     def mean_step_s(self) -> float:
         """Mean length of a step: what losses are a share of."""
         return float(np.mean(self.wall_s)) if self.wall_s.size else 0.0
+
+    @cached_property
+    def launch_cost_s(self) -> Floats:
+        """Median launching call, and median time from one to the next, shape (ranks, 2); NaN where launches are few."""
+        return np.array([launch_cost(trace) for trace in self.traces]).reshape(-1, 2)
+
+    @cached_property
+    def launching(self) -> tuple[dict[str, Any], ...]:
+        """Each rank's launches against its kernels (:meth:`LaunchQueue.to_dict`); empty without correlation ids."""
+        queues = (launch_queue(trace) for trace in self.traces)
+        return tuple(queue.to_dict() if len(queue.start_s) else {} for queue in queues)
+
+    def share(self, lost: float) -> float:
+        """Share of the run's time: of a mean loss a step, in usual steps (:attr:`step_s`), as rules measure it."""
+        return min(lost * self.step_s / self.mean_step_s, 1.0) if self.mean_step_s > 0 else 0.0
 
     @cached_property
     def experts(self) -> NDArray[np.bool_]:

@@ -36,12 +36,6 @@ def union(start_s: Floats, end_s: Floats) -> tuple[Floats, Floats]:
     return start[first], reach[np.r_[first[1:], True]]
 
 
-def length_s(start_s: Floats, end_s: Floats) -> float:
-    """Seconds in which at least one interval runs."""
-    start, end = union(np.asarray(start_s, float), np.asarray(end_s, float))
-    return float((end - start).sum())
-
-
 def clipped(start_s: Floats, end_s: Floats, window: tuple[float, float]) -> tuple[Floats, Floats]:
     """Cut intervals at a window; those outside get no length."""
     return np.clip(start_s, *window), np.clip(end_s, *window)
@@ -105,7 +99,7 @@ def overlaps(
         Seconds.
     """
     names = tuple(groups)
-    found = sweep([tuple(np.asarray(part, float) for part in pair) for pair in groups.values()], window)  # type: ignore[misc]
+    found = sweep([(np.asarray(a, float), np.asarray(b, float)) for a, b in groups.values()], window)
     kinds, where = np.unique(found.active, axis=0, return_inverse=True)
     seconds = np.bincount(where.ravel(), weights=found.length_s, minlength=len(kinds))
     return {

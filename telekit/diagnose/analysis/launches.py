@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from telekit.diagnose.analysis.intervals import union
-from telekit.diagnose.trace import Floats, Trace
+from telekit.diagnose.pairing import launch_of
+from telekit.diagnose.trace import DEVICE_KINDS, Floats, Trace
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,23 +71,32 @@ class LaunchQueue:
             return "unknown"
         return "host" if self.host_bound_share > 0.3 else "device"
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, fit for JSON."""
+        return {
+            "interval_s": self.interval_s,
+            "delay_s": float(np.median(self.delay_s)),
+            "delay_growth_s": self.delay_growth_s,
+            "queue_depth": float(np.median(self.depth)),
+            "device_busy_share": self.busy_share,
+            "host_bound_share": self.host_bound_share,
+            "bound": self.bound,
+        }
+
+
+def launch_cost(trace: Trace) -> tuple[float, float]:
+    """Median length of a launching call, and median time from one to the next, seconds; NaN of fewer than three."""
+    at = np.flatnonzero(trace.is_kind("launch") & ~trace.on_device)
+    if len(at) < 3:
+        return float("nan"), float("nan")
+    return float(np.median(trace.duration_s[at])), float(np.median(np.diff(trace.start_s[at])))
+
 
 def launch_queue(trace: Trace) -> LaunchQueue:
     """Pair launches with what they put on the device, by correlation."""
-    host = np.flatnonzero(trace.is_kind("launch") & ~trace.on_device & (trace.correlation >= 0))
-    device = np.flatnonzero(
-        trace.on_device & trace.is_kind("kernel", "communication", "copy") & (trace.correlation >= 0)
-    )
-    host = host[np.argsort(trace.correlation[host], kind="stable")]
-    ids = trace.correlation[host]
-    if not len(ids) or not len(device):
-        none = np.zeros(0)
-        return LaunchQueue(none, none, none, none, 0.0, 0.0)
-    where = np.minimum(np.searchsorted(ids, trace.correlation[device]), len(ids) - 1)
-    tied = ids[where] == trace.correlation[device]
-    device, host = device[tied], host[where[tied]]
-    order = np.argsort(trace.start_s[device], kind="stable")
-    device, host = device[order], host[order]
+    device = np.flatnonzero(trace.on_device & trace.is_kind(*DEVICE_KINDS))  # by start, as all events
+    host = launch_of(trace, device)
+    device, host = device[host >= 0], host[host >= 0]
     launch = np.minimum(trace.end_s[host], trace.start_s[device])
     start, end = trace.start_s[device], trace.end_s[device]
     depth = np.searchsorted(np.sort(launch), launch) - np.searchsorted(np.sort(end), launch, side="right")

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from telekit.diagnose.marks import step_marks
+from telekit.diagnose.pairing import launch_of, launches_of
 from telekit.diagnose.trace import Floats, Trace
 
 REGULAR = 0.25
@@ -74,10 +75,6 @@ class Steps:
         """Which steps have their kernels."""
         return ((self.kernels > 0) | (not self.kernels.any())) & ~self.missing
 
-    def averages_s(self, seconds: Floats) -> float:
-        """Mean of one number a step over the complete steps."""
-        return float(np.asarray(seconds)[self.complete].mean())
-
 
 def find_steps(trace: Trace) -> Steps:
     """Find the steps of one rank: marked, else by the rarest name that recurs regularly, else the trace as one."""
@@ -129,7 +126,8 @@ def _unfinished(trace: Trace, step: NDArray[np.int64], number: NDArray[np.int64]
     last = int(step[marks].max())
     late = ~trace.on_device & (trace.start_s >= trace.end_s[marks].max()) & ((step < 0) | (step > last))
     late |= step > last
-    launched = trace.correlation[late & trace.is_kind("launch") & (trace.correlation >= 0)]
+    launches = launches_of(trace)
+    launched = trace.correlation[launches[late[launches]]]
     late |= trace.on_device & (step < 0) & np.isin(trace.correlation, launched)
     return late if (step[~late] >= 0).any() else none
 
@@ -150,13 +148,10 @@ def _spread(trace: Trace, step: NDArray[np.int64]) -> NDArray[np.int64]:
     inside = (at >= 0) & (trace.start_s < np.append(ends[order], -np.inf)[at])
     guess = np.where(inside, numbers[order][at], -1)
     step[host] = np.where(step[host] >= 0, step[host], guess[host])
-    launches = np.flatnonzero(host & trace.is_kind("launch") & (trace.correlation >= 0) & (step >= 0))
-    if len(launches):
-        launches = launches[np.argsort(trace.correlation[launches], kind="stable")]
-        ids = trace.correlation[launches]
-        where = np.minimum(np.searchsorted(ids, trace.correlation), len(ids) - 1)
-        tied = (ids[where] == trace.correlation) & ~host & (step < 0)
-        step[tied] = step[launches[where[tied]]]
+    launches = launches_of(trace)
+    caused = np.flatnonzero(~host & (step < 0))
+    launch = launch_of(trace, caused, launches[step[launches] >= 0])
+    step[caused[launch >= 0]] = step[launch[launch >= 0]]
     return np.where((step < 0) & ~host, guess, step)
 
 

@@ -9,7 +9,7 @@ too. And of that time's windows one in twenty may miss, for :data:`MISSING_S` in
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,13 +17,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from telekit.diagnose.minder.metrics import MachineMetrics, Silence
-from telekit.diagnose.minder.model import CONTINUITY_S, WINDOW, MinderModel, moving_mean, z_scores
+from telekit.diagnose.minder.model import (
+    CONTINUITY_S,
+    WINDOW,
+    MinderModel,
+    moving_mean,
+    windows_over,
+    z_scores,
+)
 from telekit.errors import InputError, Problem
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 FEWEST_MACHINES = 3
+CALL_S, PULL_S = 480.0, 900.0
+"""Minder's service looks every 8 minutes at the last 15."""
 MISSING_S = 4.0
 """Between a machine's candidate windows so many seconds of others may lie; what is further apart are two events."""
 
@@ -75,7 +84,7 @@ class Rules:
 
     def windows(self, stride_s: float, length_s: float = WINDOW) -> int:
         """Windows that cover the continuity, from the first one's begin to the last one's end."""
-        return max(math.ceil((self.continuity_s - length_s) / stride_s - 1e-9), 0) + 1
+        return windows_over(self.continuity_s, stride_s, length_s)
 
 
 class Alert(NamedTuple):
@@ -297,27 +306,13 @@ def _joined(candidate: Bools, most: int) -> Bools:
     return closed
 
 
-def watch(
-    model: MinderModel,
-    metrics: MachineMetrics,
-    rules: Rules | None = None,
-    *,
-    every_s: float = 480.0,
-    pull_s: float = 900.0,
-    stride: int = 1,
-) -> tuple[tuple[float, MinderReport], ...]:
-    """Call Minder every 8 minutes on the last 15, as its service does.
-
-    Returns
-    -------
-    tuple of (float, MinderReport)
-        Time of each call, and its answer; calls begin when one window is there.
-    """
+def pulls(
+    metrics: MachineMetrics, every_s: float = CALL_S, pull_s: float = PULL_S
+) -> Iterator[MachineMetrics]:
+    """Yield what each call on a run looks at: the last ``pull_s`` seconds, from the first whole pull to the end."""
     end_s = metrics.start_s + metrics.samples * metrics.period_s
-    calls = np.arange(metrics.start_s + every_s, end_s + 1e-9, every_s).tolist()
-    return tuple(
-        (at_s, detect(model, metrics.between(at_s - pull_s, at_s), rules, stride=stride)) for at_s in calls
-    )
+    for at_s in np.arange(metrics.start_s + pull_s, end_s + every_s, every_s).tolist():
+        yield metrics.between(at_s - pull_s, at_s)
 
 
 def _check(metrics: MachineMetrics, names: list[str], stride: int) -> None:

@@ -26,28 +26,19 @@ class LinearEmbedding:
         Mean healthy window.
     axes : array (latent, window)
         Orthonormal rows, most variance first.
-    mse : float
-        Mean squared error of rebuilding the windows it was fitted to, in the metric's range of 0 to 1.
     """
 
     mean: Floats
     axes: Floats
-    mse: float
 
     @staticmethod
     def fit(windows: Floats, latent: int) -> LinearEmbedding:
         """Fit to healthy windows, shape (windows, window); latent is cut to the window's length."""
         mean = windows.mean(axis=0)
         centred = windows - mean
-        variance, axes = np.linalg.eigh(centred.T @ centred / len(windows))
-        kept = min(latent, mean.size)
-        mse = float(np.clip(variance[: mean.size - kept], 0.0, None).sum() / mean.size)
-        return LinearEmbedding(mean, axes[:, ::-1].T[:kept], mse)
+        _, axes = np.linalg.eigh(centred.T @ centred / len(windows))
+        return LinearEmbedding(mean, axes[:, ::-1].T[:latent])
 
     def encode(self, windows: Floats) -> Floats:
         """Embed windows of shape (..., window) into (..., latent)."""
         return (windows - self.mean) @ self.axes.T
-
-    def rebuild(self, embedded: Floats) -> Floats:
-        """Make windows (..., window) of embeddings (..., latent)."""
-        return embedded @ self.axes + self.mean

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -136,6 +137,11 @@ def moving_mean(values: Floats, count: int) -> Floats:
     return means
 
 
+def windows_over(span_s: float, stride_s: float, length_s: float) -> int:
+    """Count windows of a length, ``stride_s`` from begin to begin, that cover a time from first begin to last end."""
+    return max(math.ceil((span_s - length_s) / stride_s - 1e-9), 0) + 1
+
+
 def train(
     healthy: Sequence[MachineMetrics], labelled: Sequence[MachineRun] = (), latent: int = LATENT
 ) -> MinderModel:
@@ -175,7 +181,7 @@ def _metric(name: str, healthy: Sequence[MachineMetrics], latent: int) -> Metric
     high = max(float(np.max(values, initial=-np.inf, where=np.isfinite(values))) for values in filled)
     if not high > low:
         low, high = (low, low + 1.0) if np.isfinite(low) else (0.0, 1.0)
-    blank = MetricModel(low, high, LinearEmbedding(np.zeros(WINDOW), np.eye(WINDOW), 0.0), 0.0)
+    blank = MetricModel(low, high, LinearEmbedding(np.zeros(WINDOW), np.eye(WINDOW)), 0.0)
     windows = [blank.windows(values, WINDOW // 2).reshape(-1, WINDOW) for values in filled]
     known = np.concatenate(windows)
     embedding = LinearEmbedding.fit(known[np.isfinite(known).all(axis=1)], latent)
@@ -183,8 +189,8 @@ def _metric(name: str, healthy: Sequence[MachineMetrics], latent: int) -> Metric
     distance = 0.0
     for run, values in zip(healthy, filled, strict=True):
         apart = fitted.distances(values, WINDOW // 2)
-        windows_in = round(CONTINUITY_S / run.period_s / (WINDOW // 2))
-        lasting = moving_mean(apart, min(max(windows_in, 1), len(apart)))
+        windows_in = windows_over(CONTINUITY_S, WINDOW // 2 * run.period_s, WINDOW * run.period_s)
+        lasting = moving_mean(apart, min(windows_in, len(apart)))
         distance = max(distance, float(lasting.max(initial=0.0, where=np.isfinite(lasting))))
     return MetricModel(low, high, embedding, MARGIN * distance)
 

@@ -20,6 +20,7 @@ from telekit.diagnose.minder.model import (
     MinderModel,
     mean_distances,
     moving_mean,
+    windows_over,
 )
 
 LEAST_WIDTH = 0.2
@@ -44,7 +45,7 @@ def untrained(metrics: MachineMetrics) -> MinderModel:
         if len(values) < 3 or values.shape[1] < WINDOW or float(np.nanmax(values) - np.nanmin(values)) <= 0:
             continue
         low, high = _range(values)
-        blank = MetricModel(low, high, LinearEmbedding(np.zeros(WINDOW), np.eye(WINDOW), 0.0), 0.0)
+        blank = MetricModel(low, high, LinearEmbedding(np.zeros(WINDOW), np.eye(WINDOW)), 0.0)
         lasting = _lasting(blank, values, metrics.period_s)
         lasting = lasting[np.isfinite(lasting)]
         if len(lasting) < 3:
@@ -70,7 +71,7 @@ def _lasting(model: MetricModel, values: Floats, period_s: float) -> Floats:
     """Largest distance of each machine to the others, averaged over the time that an alert takes."""
     stride = max(WINDOW // 2 if len(values) <= 64 else WINDOW, values.shape[1] // MOST_WINDOWS)
     apart = mean_distances(model.embedding.encode(model.windows(values, stride)).swapaxes(0, 1))
-    needed = max(round(CONTINUITY_S / period_s / stride), 1)
+    needed = windows_over(CONTINUITY_S, stride * period_s, WINDOW * period_s)
     means = moving_mean(apart, min(needed, len(apart)))
     known = np.isfinite(means)
     return np.where(known.any(axis=0), np.where(known, means, -np.inf).max(axis=0), np.nan)

@@ -41,9 +41,6 @@ class RootCause:
         When the cause was found.
     origin : Origin
         A walk that ended there: path, flow and counters, for a person to check.
-    blame_s : tuple of (rank, cause, seconds)
-        How long the watched rank that waited longest for each did so in the last window, beyond a healthy window;
-        most first. Empty when stuck.
     """
 
     rank: int
@@ -52,7 +49,6 @@ class RootCause:
     trigger: Trigger
     located_s: float
     origin: Origin
-    blame_s: tuple[tuple[int, str, float], ...] = ()
 
     @property
     def says(self) -> str:
@@ -128,8 +124,7 @@ def _slowness(
         return None
     rank = max(most, key=lambda each: (most[each], float(by_rank[each].sum()), -each))
     cause = max((float(waits.sum()), cause) for (each, cause), waits in excess.items() if each == rank)[1]
-    rows = sorted(((r, c, float(waits.max())) for (r, c), waits in excess.items()), key=lambda row: -row[2])
-    return RootCause(rank, cause, SLOW, trigger, logged_s(at_s), origins[rank, cause], tuple(rows))
+    return RootCause(rank, cause, SLOW, trigger, logged_s(at_s), origins[rank, cause])
 
 
 def blame(logs: Telemetry, at_s: float, window_s: float) -> tuple[Blame, dict[tuple[int, str], Origin]]:

@@ -74,6 +74,11 @@ def is_device_category(category: str) -> bool:
     return category.lower() in _DEVICE
 
 
+def is_outward(name: str) -> bool:
+    """Whether a copy of this name goes from a device to the host, so that its source is the device."""
+    return bool(re.search(r"device_?to_?host|dtoh", name, re.IGNORECASE))
+
+
 def is_communication(name: str) -> bool:
     """Whether a device's kernel of this name is a collective or point-to-point operation."""
     return bool(_COMMUNICATION.search(name))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 
 from telekit.diagnose.builder import ProblemCounter
 from telekit.diagnose.marks import step_marks
+from telekit.diagnose.pairing import launch_of
 from telekit.diagnose.trace import Trace
 
 FAR_S = 86_400.0
@@ -18,6 +20,8 @@ FAR_S = 86_400.0
 ROUNDING_S = 2e-6
 """Events of one stream may overlap by this much from rounding to microseconds."""
 GUESSED = "a rank is taken from the name of a file or its folder, as its trace does not say it"
+BY_DEVICE = "ranks are taken from the order of the devices that the processes use, as nothing says them"
+UNKNOWN = "the rank is not known: neither the trace nor its file name says (rank3.json would)"
 _RANK = re.compile(
     r"(?:^|(?:(?<![a-z0-9])(?P<of>[a-z]+))?[^a-z0-9])(?:rank|worker)[-_ ]?(?P<rank>\d{1,7})(?![a-z0-9])"
     r"(?![-_.]\d{1,2}[-_.]\d{1,2})",  # a date
@@ -46,14 +50,38 @@ def finished(trace: Trace, streams: bool = True) -> Trace:
     trace = with_steps(trace)
     notes = list(trace.notes)
     if trace.rank is None:
-        notes.append("the rank is not known: neither the trace nor its file name says (rank3.json would)")
+        notes.append(UNKNOWN)
     if len(trace) and not trace.on_device.any():
         notes.append("no event is on a device: only host events were recorded")
     elif len(trace) and not trace.is_kind("communication").any():
         notes.append(
             "no communication kernel was found: exposed communication cannot be told from this trace"
         )
+    devices = len(_devices(trace))
+    if devices > 1:
+        notes.append(f"kernels of {devices} devices are in one trace: together they count as one rank")
     return replace(trace, notes=tuple(notes), problems=(*trace.problems, *problems.listed()))
+
+
+def _devices(trace: Trace) -> list[str]:
+    """Name the devices that run a trace's kernels."""
+    lanes = np.unique(trace.lane[trace.on_device & trace.is_kind("kernel")]).tolist()
+    return sorted({trace.lanes[lane].process for lane in lanes})
+
+
+def by_device(traces: Sequence[Trace]) -> list[Trace]:
+    """Give processes of unknown rank the order of their devices, where each runs kernels on one of its own."""
+    used = [_devices(t) for t in traces]
+    names = {name for devices in used for name in devices}
+    known = any(t.rank is not None for t in traces) or any(len(devices) != 1 for devices in used)
+    if len(traces) < 2 or known or len(names) < len(traces):
+        return list(traces)
+    order = sorted(names, key=lambda n: [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", n)])
+    said = [tuple(n for n in t.notes if n != UNKNOWN) for t in traces]
+    return [
+        replace(t, rank=order.index(devices[0]), notes=(*notes, BY_DEVICE))
+        for t, devices, notes in zip(traces, used, said, strict=True)
+    ]
 
 
 def ranked(path: Path, said: int | None) -> dict[str, Any]:
@@ -179,13 +207,7 @@ def with_steps(trace: Trace) -> Trace:
     at = np.searchsorted(starts, trace.start_s, "right") - 1
     inside = (at >= 0) & (trace.start_s < ends[at])
     step = np.where(inside, numbers[at], -1).astype(np.int32)
-    device = trace.on_device
-    launches = np.flatnonzero(~device & (trace.correlation >= 0) & trace.is_kind("launch"))
-    launches = launches[np.argsort(trace.correlation[launches], kind="stable")]
-    caused = np.flatnonzero(device & (trace.correlation >= 0))
-    if len(launches) and len(caused):
-        found = np.searchsorted(trace.correlation[launches], trace.correlation[caused])
-        found = np.minimum(found, len(launches) - 1)
-        matched = trace.correlation[launches[found]] == trace.correlation[caused]
-        step[caused[matched]] = step[launches[found[matched]]]
+    caused = np.flatnonzero(trace.on_device)
+    launch = launch_of(trace, caused)
+    step[caused[launch >= 0]] = step[launch[launch >= 0]]
     return replace(trace, step=step)

@@ -13,7 +13,7 @@ from typing import Any
 from telekit.diagnose.builder import ProblemCounter
 from telekit.diagnose.readers.chrome import read_chrome
 from telekit.diagnose.readers.event_rows import is_event_header, read_event_rows
-from telekit.diagnose.readers.finish import GUESSED
+from telekit.diagnose.readers.finish import BY_DEVICE, GUESSED, by_device
 from telekit.diagnose.readers.nsys import read_nsys
 from telekit.diagnose.readers.rocprof import MARK, read_rocprof
 from telekit.diagnose.readers.rows import split
@@ -40,9 +40,15 @@ _ENDINGS = (".json", ".csv", ".tsv", ".sqlite", ".db", ".log", ".txt", ".out", "
 _CHROME = ('"traceEvents"', '"ph"', '"schemaVersion"', '"deviceProperties"', '"distributedInfo"',
            '"baseTimeNanoseconds"', '"displayTimeUnit"')  # fmt: skip
 _PART = re.compile(
-    r"^(.*?)[_-]?(?:kernel|hip_api|hip_runtime_api|hip_compiler_api|hsa_api|memory_copy|marker_api|memory_allocation"
-    r"|scratch_memory|rccl_api|cuda_gpu|cuda_api|nvtx_pushpop|nvtx_startend)_trace$"
+    r"^(.*?)[_-]?(?:(?:kernel|(?:hip|hsa|rccl|marker|rocdecode|rocjpeg)(?:_[a-z]+)?|memory_copy|memory_allocation"
+    r"|scratch_memory|cuda_gpu|cuda_api|nvtx_pushpop|nvtx_startend|osrt)_trace|gputrace|cudaapitrace|nvtxpptrace"
+    r"|osrttrace)$"
 )
+"""Tables of events that one run of rocprof or nsys writes beside each other."""
+_AGAIN = re.compile(
+    r"^(.*?)[_-]?(?:counter_collection|nvtx_gpu_proj_trace|nvtx_kern_sum|cuda_kern_exec_trace)$"
+)
+"""Tables with the same events once more: read only where they are alone."""
 _ITERATION = re.compile(
     r"\biteration[\s=]\s{0,20}\d{1,15}\s{0,20}/.*elapsed[ _]time[ _]per[ _]iteration[ _]\(?ms"
 )
@@ -136,6 +142,7 @@ def _folder(folder: Path, progress: Progress | None) -> TraceSet:
     jobs, passed = _jobs(folder, problems)
     sizes = [sum(p.stat().st_size for p in paths) for _, paths in jobs]
     found: list[Trace | Table] = []
+    rows: list[Trace] = []  # of tables of events: one a process
     for number, (kind, paths) in enumerate(jobs):
         before = sum(sizes[:number])
 
@@ -144,9 +151,13 @@ def _folder(folder: Path, progress: Progress | None) -> TraceSet:
                 progress(before + (size * done // total if total else 0), sum(sizes), text)
 
         try:
-            found += _read_as(kind, paths, None, tell)
+            if kind == "events":
+                rows.append(read_event_rows(paths, None, tell))
+            else:
+                found += _read_as(kind, paths, None, tell)
         except (InputError, OSError) as error:
             problems.add(f"a file cannot be read: {error}"[:300], paths[0].name)
+    found += by_device(rows)
     if passed:
         notes.append(f"{passed:,} files of other formats were passed over")
     if not found:
@@ -174,9 +185,10 @@ def _jobs(folder: Path, problems: ProblemCounter) -> tuple[list[tuple[str, list[
         if not kind:
             passed += 1
             continue
-        part = _PART.match(path.name.removesuffix(".gz").removesuffix(".csv")) if kind == "events" else None
+        part = _PART.match(_stem(path.name)) if kind == "events" else None
         name = part[1] + "*" if part else path.name
         groups.setdefault((kind, path.parent, name), []).append(path)
+    traced = {(parent, name) for kind, parent, name in groups if kind == "events"}
     timelines = {
         parent for kind, parent, name in groups if kind == "chrome" and name.startswith("trace_view")
     }
@@ -184,9 +196,16 @@ def _jobs(folder: Path, problems: ProblemCounter) -> tuple[list[tuple[str, list[
     for (kind, parent, name), paths in groups.items():
         if kind == "events" and parent in timelines and name.startswith(("kernel_details", "op_summary")):
             passed += 1  # the timeline beside it has the same kernels
+        elif kind == "events" and (again := _AGAIN.match(_stem(name))) and (parent, again[1] + "*") in traced:
+            passed += 1
         else:
             jobs.append((kind, paths))
     return jobs, passed
+
+
+def _stem(name: str) -> str:
+    """Return a file's name without its endings."""
+    return name.removesuffix(".gz").removesuffix(".csv")
 
 
 def _files(folder: Path, problems: ProblemCounter) -> list[Path]:
@@ -209,17 +228,19 @@ def _files(folder: Path, problems: ProblemCounter) -> list[Path]:
 
 
 def _without_doubtful(traces: list[Trace], notes: list[str]) -> list[Trace]:
-    """Take back ranks read from names that another trace has too."""
+    """Take back ranks read from names or devices that another trace has too."""
     times = Counter(t.rank for t in traces if t.rank is not None)
-    doubtful = [t for t in traces if GUESSED in t.notes and t.rank is not None and times[t.rank] > 1]
+    guesses = {GUESSED, BY_DEVICE}
+    doubtful = [t for t in traces if guesses & {*t.notes} and t.rank is not None and times[t.rank] > 1]
     if not doubtful:
         return traces
     same = ", ".join(str(r) for r in sorted({t.rank for t in doubtful if t.rank is not None})[:10])
     notes.append(
-        f"the names of {len(doubtful)} traces give rank {same}, which others have too: their ranks are not known"
+        f"the names or devices of {len(doubtful)} traces give rank {same}, which others have too: their ranks are "
+        "not known"
     )
     return [
-        replace(t, rank=None, notes=tuple(n for n in t.notes if n != GUESSED)) if t in doubtful else t
+        replace(t, rank=None, notes=tuple(n for n in t.notes if n not in guesses)) if t in doubtful else t
         for t in traces
     ]
 

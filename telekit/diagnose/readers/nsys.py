@@ -14,13 +14,15 @@ from typing import Any
 
 from telekit.diagnose.builder import ProblemCounter, TraceBuilder, whole
 from telekit.diagnose.readers.classify import is_communication, kind_of, operation
-from telekit.diagnose.readers.finish import finished, ranked
+from telekit.diagnose.readers.finish import by_device, finished, rank_of, ranked
 from telekit.diagnose.readers.source import Progress
 from telekit.diagnose.readers.times import MAX_NS
 from telekit.diagnose.trace import KIND, Lane, Trace
 from telekit.documents import regular_size
 from telekit.errors import bad
 
+_RANGES = (59, 60, 70, 71)
+"""Types of NVTX's events that have a length; others are marks and names."""
 _COPIES = {1: "HtoD", 2: "DtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP"}
 _DEVICE = {
     "CUPTI_ACTIVITY_KIND_KERNEL": "kernel",
@@ -35,7 +37,17 @@ _HOST = {
     "NVTX_EVENTS": "nvtx",
     "OSRT_API": "osrt",
 }
-_NAMES = ("demangledName", "shortName", "nameId", "textId", "text", "copyKind", "syncType")
+_NAMES = (
+    "graphId",
+    "graphExecId",
+    "demangledName",
+    "shortName",
+    "nameId",
+    "textId",
+    "text",
+    "copyKind",
+    "syncType",
+)
 
 
 def read_nsys(path: Path, rank: int | None = None, progress: Progress | None = None) -> tuple[Trace, ...]:
@@ -88,6 +100,7 @@ class _Export:
     def traces(self, rank: int | None, progress: Progress | None) -> tuple[Trace, ...]:
         """Read all tables of events."""
         wanted = [(t, c) for t, c in (_DEVICE | _HOST).items() if t in self._tables]
+        wanted.sort(key=lambda one: not {"globalPid", "globalTid"} & {*self._columns(one[0])})
         if not wanted:
             rule = "has none of the tables of an nsys export (CUPTI_ACTIVITY_KIND_KERNEL, NVTX_EVENTS, ...)"
             raise bad("file", self._path.name, rule, source=str(self._path))
@@ -101,23 +114,44 @@ class _Export:
         base = next((whole(s, 0) for (s,) in starts), 0)
         names = self._all("SELECT name FROM TARGET_INFO_GPU", "TARGET_INFO_GPU")
         device = next((str(n) for (n,) in names), "")
-        alone = len(self._builders) <= 1
+        builders = self._with_devices()
         whose = ranked(self._path, rank)
-        if not alone:
-            note = f"{len(self._builders)} processes were recorded: which ranks they are is not known"
+        if len(builders) > 1:
+            note = f"{len(builders)} processes were recorded"
             whose = {"rank": None, "notes": (note,)}
         built = [
-            builder.build(
-                device=device,
-                source=f"{self._path} process {process}",
-                base_ns=base or None,
-                seen={"rows": len(builder)},
-                **whose,
-                problems=self.problems.listed(),
+            finished(
+                builder.build(
+                    device=device,
+                    source=f"{self._path} process {process}",
+                    base_ns=base or None,
+                    seen={"rows": len(builder)},
+                    **whose,
+                    problems=() if number else self.problems.listed(),
+                )
             )
-            for process, builder in sorted(self._builders.items())
+            for number, (process, builder) in enumerate(sorted(builders.items()))
         ]
-        return tuple(finished(trace) for trace in built)
+        return tuple(built if rank_of(self._path) is not None else by_device(built))
+
+    def _with_devices(self) -> dict[int, TraceBuilder]:
+        """Leave out processes without work on a device (a launcher, loaders of data), where others have some."""
+        if not self._builders:
+            why = "; ".join(str(p) for p in self.problems.listed()) or "its tables are empty"
+            raise bad(
+                "file", self._path.name, f"has no event that can be used: {why}", source=str(self._path)
+            )
+        found = {p: b for p, b in self._builders.items() if any(lane.on_device for lane in b.lanes)}
+        left = len(self._builders) - len(found)
+        if found and left:
+            events = sum(len(b) for p, b in self._builders.items() if p not in found)
+            self.problems.add(
+                f"an event of a process without work on a device ({left} of them)", count=events
+            )
+        return found or self._builders
+
+    def _columns(self, table: str) -> list[str]:
+        return [str(row[1]) for row in self._base.execute(f"PRAGMA table_info({table})")]
 
     def _all(self, query: str, table: str) -> Iterator[Any]:
         """Yield rows up to the first that cannot be read."""
@@ -130,8 +164,7 @@ class _Export:
 
     def _table(self, table: str, category: str) -> None:
         """Read one table of events."""
-        described = self._base.execute(f"PRAGMA table_info({table})")
-        columns = [str(row[1]) for row in described]
+        columns = self._columns(table)
         if not {"start", "end"} <= set(columns):
             self.problems.add(f"table {table} has no start and end", table)
             return
@@ -144,6 +177,7 @@ class _Export:
             "streamId",
             "correlationId",
             "bytes",
+            "eventType",
             *_NAMES,
         )
         kept = [c for c in wanted if c in columns]
@@ -151,8 +185,13 @@ class _Export:
         for number, row in enumerate(self._all(query, table), 1):
             event = dict(zip(kept, row, strict=True))
             start, end = event["start"], event["end"]
-            if category == "nvtx" and end is None:
+            if category == "nvtx" and (end is None or event.get("eventType", 59) not in _RANGES):
+                if end is None and event.get("eventType") in _RANGES:
+                    self.problems.add("a range began and never ended", f"{table} row {number}")
                 continue  # a mark has no length
+            if category in _DEVICE.values() and start == end == 0:
+                self.problems.add("no time of it was recorded (0 to 0)", f"{table} row {number}")
+                continue
             if type(start) is not int or type(end) is not int or not 0 <= start <= end < MAX_NS:
                 self.problems.add("its start and end are no times in order", f"{table} row {number}")
                 continue
@@ -160,10 +199,11 @@ class _Export:
 
     def _event(self, event: dict[str, Any], category: str) -> None:
         name = self._name(event, category)
-        thread = whole(event.get("globalTid"), 0)
-        process = (
-            (thread or whole(event.get("globalPid"), 0)) >> 24
-        ) & 0xFFFFFF  # a packed id: documented there
+        thread = max(whole(event.get("globalTid"), 0), 0)
+        packed = thread or max(whole(event.get("globalPid"), 0), 0)
+        process = (packed >> 24) & 0xFFFFFF  # a packed id: documented there
+        if not packed and len(self._builders) == 1:
+            process = next(iter(self._builders))  # a table that does not say it, of the only process
         builder = self._builders.setdefault(process, TraceBuilder())
         if category in _DEVICE.values():
             lane = Lane(str(event.get("deviceId", 0)), str(event.get("streamId", "")), True)
@@ -184,6 +224,8 @@ class _Export:
             return "Memset"
         if category == "cuda_sync":
             return "Synchronize"
+        if "graphExecId" in event or "graphId" in event:
+            return "CUDA graph"
         for column in ("text", "textId", "demangledName", "shortName", "nameId"):
             value = event.get(column)
             if isinstance(value, str) and value:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from telekit.diagnose.builder import TraceBuilder, whole
-from telekit.diagnose.readers.classify import kind_of, operation
-from telekit.diagnose.readers.finish import finished, ranked
+from telekit.diagnose.readers.classify import is_outward, kind_of, operation
+from telekit.diagnose.readers.finish import by_device, finished, rank_of, ranked
 from telekit.diagnose.readers.source import Progress, text_pieces
 from telekit.diagnose.readers.times import nanoseconds
 from telekit.diagnose.trace import KIND, Lane, Trace
@@ -21,6 +21,7 @@ from telekit.documents import regular_size
 from telekit.errors import bad
 
 MARK = "rocprofiler-sdk-tool"
+_NO_STREAM = "copies"
 MAX_BYTES = 256_000_000
 """A larger file is refused: parsed whole it would take some 2 GB. The CSV files of the same tool are streamed."""
 
@@ -52,8 +53,11 @@ def read_rocprof(path: Path, rank: int | None = None, progress: Progress | None 
     tools = tools if isinstance(tools, list) else [tools]
     if not any(isinstance(tool, dict) for tool in tools):
         raise bad("file", path.name, f"has no list {MARK!r}", source=str(path))
-    whose = ranked(path, rank) if len(tools) == 1 else {"rank": None, "notes": ()}
-    return tuple(_trace(_dict(tool), path, whose) for tool in tools)
+    whose = ranked(path, rank)
+    if len(tools) > 1:
+        whose = {"rank": None, "notes": (f"{len(tools)} processes were recorded",)}
+    found = [_trace(_dict(tool), path, whose) for tool in tools]
+    return tuple(found if rank_of(path) is not None else by_device(found))
 
 
 def _trace(tool: dict[str, Any], path: Path, whose: dict[str, Any]) -> Trace:
@@ -70,7 +74,8 @@ def _trace(tool: dict[str, Any], path: Path, whose: dict[str, Any]) -> Trace:
                 _add(builder, table, _dict(record), names, process)
             except ValueError as error:
                 builder.problems.add(f"a time is {error}", f"{table} record {number}")
-    return finished(builder.build(**whose, source=str(path), seen={"records": seen}))
+    streams = not any(lane.on_device and lane.thread == _NO_STREAM for lane in builder.lanes)
+    return finished(builder.build(**whose, source=str(path), seen={"records": seen}), streams)
 
 
 def _add(builder: TraceBuilder, table: str, record: dict[str, Any], names: _Names, process: str) -> None:
@@ -86,16 +91,22 @@ def _add(builder: TraceBuilder, table: str, record: dict[str, Any], names: _Name
         kind, _ = kind_of(name, "kernel", "", "", "")
     elif table == "memory_copy":
         name, kind = names.call(record), KIND["copy"]
-        lane = Lane(_handle(record.get("dst_agent_id")), _handle(record.get("stream_id")) or "copies", True)
+        device = record.get("src_agent_id" if is_outward(name) else "dst_agent_id")
+        lane = Lane(_handle(device), _handle(record.get("stream_id")) or _NO_STREAM, True)
     else:
-        name = names.call(record)
+        name = names.range(record) if table == "marker_api" else names.call(record)
         kind, _ = kind_of(name, "nvtx" if table == "marker_api" else "hip_api", "", "", "")
         lane = Lane(process, str(whole(record.get("thread_id"), 0)))
-    correlation = record.get("correlation_id")
-    correlation = _dict(correlation).get("internal", correlation)
+    correlation = _id(record)
     what = operation(name) if kind == KIND["communication"] else 0
     builder.add(builder.name(name), kind, start, end, builder.lane(lane), max(whole(correlation), -1),
                 size_bytes=max(whole(record.get("bytes"), 0), 0), operation=what)  # fmt: skip
+
+
+def _id(record: dict[str, Any]) -> Any:
+    """Return what ties a record to others."""
+    given = record.get("correlation_id")
+    return _dict(given).get("internal", given)
 
 
 class _Names:
@@ -108,11 +119,18 @@ class _Names:
                          if isinstance(symbol.get(k), str) and symbol[k]), "")  # fmt: skip
             self._kernels[whole(symbol.get("kernel_id"))] = text
         strings = _dict(tool.get("strings")).get("buffer_records")
+        marks = _items(_dict(tool.get("strings")).get("marker_api"))
+        self._ranges = {whole(m.get("key")): m["value"] for m in marks if isinstance(m.get("value"), str)}
         self._calls = [(_list(e.get("operations")), str(e.get("kind", ""))) for e in _items(strings)]
 
     def kernel(self, number: Any) -> str:
         """Name of a kernel."""
         return self._kernels.get(whole(number), "") or f"kernel {whole(number)}"
+
+    def range(self, record: dict[str, Any]) -> str:
+        """Name that a program gave to a range of its own; else the call that marked it."""
+        given = self._ranges.get(whole(_id(record)), "")
+        return given[:500] or self.call(record)
 
     def call(self, record: dict[str, Any]) -> str:
         """Name of an operation of a kind of record."""

@@ -30,7 +30,8 @@ _SECONDS = 1e11
 """A time beyond this is no number of seconds (the year 5138)."""
 _STEP_TEXTS = ("type", "device_id")
 _TIME = ("timestamp", "time", "time_s", "timestamp_s", "datetime", "date", "ts")
-_WHO = ("machine", "host", "hostname", "node", "instance", "rank", "device", "gpu", "npu")
+WHO = ("machine", "host", "hostname", "node", "instance", "rank", "device", "gpu", "npu")
+"""Columns that say whose a sample is, from the outside in."""
 
 
 def is_step_header(header: list[str]) -> bool:
@@ -80,7 +81,7 @@ def read_metrics(path: Path, rank: int | None = None, progress: Progress | None 
     def place(name: str) -> tuple[str, float] | None:
         if name in _TIME:
             return "time_s", 1.0
-        return None if (name in _WHO and name != "rank") or name == "metric" else column_name(name)
+        return None if (name in WHO and name != "rank") or name == "metric" else column_name(name)
 
     return _read("metrics", path, is_metric_header, place, rank, progress)
 

@@ -290,16 +290,16 @@ def frequency_findings(
     if early and len(slow) >= MOST * len(run.traces):  # the others do not rest
         worst_row = max(early, key=lambda r: slow[r].excess)
         return [Finding("frequency drop after idle", "all", tuple(run.ranks.tolist()), tuple(run.number.tolist()),
-                        slow[worst_row].excess, slow[worst_row].score, (_evidence(run, early[worst_row]),), "",
-                        ADVICE)]  # fmt: skip
+                        run.share(slow[worst_row].excess), slow[worst_row].score,
+                        (_evidence(run, early[worst_row]),), "", ADVICE)]  # fmt: skip
     found = []
     for scope, members in scoped(run, sorted(early, key=lambda r: -slow[r].excess), slow):
         flagged = [m for m in members if m in early]
         worst = slow[flagged[0]]
         evidence = tuple(_evidence(run, early[m]) for m in flagged[:3])
         found.append(Finding("frequency drop after idle", scope, tuple(run.ranks[list(members)].tolist()),
-                             tuple(run.number[list(worst.steps)].tolist()), worst.excess, worst.score, evidence, "",
-                             ADVICE))  # fmt: skip
+                             tuple(run.number[list(worst.steps)].tolist()), run.share(worst.excess), worst.score,
+                             evidence, "", ADVICE))  # fmt: skip
     return found
 
 

@@ -179,7 +179,7 @@ def _whole_device(over: Excess, row: int, outlier: Outlier) -> bool:
 
 def _imbalance(run: Run, over: Excess, outlier: Outlier) -> Finding:
     return Finding(
-        "expert imbalance", "rank", (int(run.ranks[outlier.row]),), _numbers(run, outlier), outlier.excess,
+        "expert imbalance", "rank", (int(run.ranks[outlier.row]),), _numbers(run, outlier), run.share(outlier.excess),
         outlier.score, (_kernel_evidence(run, over, outlier, run.experts),),
         "experts' kernels take longer, all others do not", "balance the router, or place experts by their load",
     )  # fmt: skip
@@ -211,8 +211,8 @@ def _slow_device(
     evidence = tuple(_kernel_evidence(run, over, o, ~run.experts) for o in outliers[:3])
     advice = "check clocks, power and temperature of the device, then replace it"
     detail = "the whole node" if scope == "node" else ""
-    return Finding(kind, scope, tuple(run.ranks[list(rows)].tolist()), steps, worst.excess, worst.score, evidence,
-                   detail, advice)  # fmt: skip
+    return Finding(kind, scope, tuple(run.ranks[list(rows)].tolist()), steps, run.share(worst.excess),
+                   worst.score, evidence, detail, advice)  # fmt: skip
 
 
 def _numbers(run: Run, outlier: Outlier) -> tuple[int, ...]:

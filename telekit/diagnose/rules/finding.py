@@ -30,7 +30,6 @@ KINDS = {
     "unlike machine": "unknown",
 }
 """Kinds of finding and the cause of each; those after ``expert imbalance`` come from tables only."""
-SCOPES = ("rank", "node", "group", "several", "all")
 
 
 @dataclass(frozen=True)
@@ -74,13 +73,14 @@ class Finding:
     kind : str
         One of :data:`KINDS`.
     scope : str
-        One of :data:`SCOPES`: who has it.
+        Who has it: ``rank``, ``node``, ``group``, ``several`` or ``all``.
     ranks : tuple of int
         Ranks at fault, the worst first; all of the run where the scope is ``all``.
     steps : tuple of int
         Numbers of the steps that show it.
     share : float
-        Time lost to it over the time of the run, as seen on the worst rank.
+        Time lost to it over the time of the run, as seen on the worst rank: of a mean loss a step by
+        :meth:`~telekit.diagnose.analysis.features.Run.share`.
     score : float
         How far from chance: robust standard deviations, or minus the logarithm of a probability; larger is surer.
     evidence : tuple of Evidence

@@ -13,7 +13,7 @@ from telekit.diagnose.rules.finding import Evidence, Finding
 from telekit.diagnose.rules.host_pauses import pauses_like
 from telekit.diagnose.rules.outliers import Outlier, healthy_level, persistent, transient
 from telekit.diagnose.rules.scopes import scoped
-from telekit.diagnose.trace import Floats, Trace
+from telekit.diagnose.trace import Floats
 
 NAMED = {
     "data": ("slow data loading", "", "more workers, prefetching, or faster storage"),
@@ -126,7 +126,7 @@ def _nodes(run: Run, share: Floats) -> dict[int, Outlier]:
 
 def _dear_launches(run: Run, share: Floats) -> dict[int, Outlier]:
     """Rows whose launching calls take much longer than the others', if that costs anything at all."""
-    cost = np.array([_launch_cost(trace)[0] for trace in run.traces])
+    cost = run.launch_cost_s[:, 0]
     if np.isnan(cost).any():
         return {}
     ratio = cost / np.median(cost)
@@ -140,7 +140,7 @@ def launch_notes(run: Run, findings: Sequence[Finding]) -> list[str]:
     """Name hosts that launch much more slowly than the others, though it costs too little to be a finding."""
     if len(run.traces) < 3:
         return []
-    cost = np.array([_launch_cost(trace) for trace in run.traces])
+    cost = run.launch_cost_s
     if np.isnan(cost).any():
         return []
     usual = np.median(cost, axis=0)
@@ -157,19 +157,11 @@ def _launches_alike(run: Run, rows: set[int]) -> bool:
     """Tell whether the other hosts launch as slowly; their devices only do not show it, since they wait for these."""
     if len(rows) >= ALIKE * len(run.traces):
         return True
-    cost = np.array([_launch_cost(trace) for trace in run.traces])
+    cost = run.launch_cost_s
     mine = np.isin(np.arange(len(cost)), list(rows))
     if np.isnan(cost).any() or mine.all():
         return False
     return bool((np.median(cost[mine], axis=0) < 1.3 * np.median(cost[~mine], axis=0)).all())
-
-
-def _launch_cost(trace: Trace) -> tuple[float, float]:
-    """Median length of a launching call, and median time from one to the next; seconds."""
-    at = np.flatnonzero(trace.is_kind("launch") & ~trace.on_device)
-    if len(at) < 3:
-        return float("nan"), float("nan")
-    return float(np.median(trace.duration_s[at])), float(np.median(np.diff(trace.start_s[at])))
 
 
 def _above(run: Run, seconds: Floats, valid: NDArray[np.bool_], by_role: bool) -> Floats:
@@ -216,7 +208,7 @@ def _kind(run: Run, share: Floats, outlier: Outlier) -> tuple[str, str, str]:
     extra = share[outlier.row, steps] * run.step_s
     longest = run.longest_idle_s[outlier.row, steps]
     one = float(np.median(longest / np.maximum(extra, 1e-12)))
-    cost = np.array([_launch_cost(trace) for trace in run.traces])
+    cost = run.launch_cost_s
     known = cost[:, 0][~np.isnan(cost[:, 0])]
     slower = len(known) > 0 and cost[outlier.row, 0] > SLOW_LAUNCH * np.median(known)
     many = run.traces[outlier.row].is_kind("launch").sum() > 4 * FEW_LAUNCHES * len(run.number)
@@ -242,7 +234,9 @@ def _findings(
         words = (detail, advice)
         if scope == "node" and (kind, detail, advice) == PAUSE:
             words = ("ranks of one node, like monitoring", NAMED["monitor"][2])
-        found.append(Finding(kind, scope, ranks, steps, worst.excess, worst.score, evidence, *words))
+        found.append(
+            Finding(kind, scope, ranks, steps, run.share(worst.excess), worst.score, evidence, *words)
+        )
     if len(found) < 2 or (len(found) == 2 and {f.scope for f in found} == {"rank"}):
         return found
     if {f.scope for f in found} != {"rank"} and len({f.steps for f in found}) > 1:
@@ -314,7 +308,7 @@ def _rotating(run: Run, share: Floats) -> Finding | None:
         ranks += [r for r in run.ranks[run.node == nodes[0]].tolist() if r not in ranks]
     return Finding(
         kind, "node" if one_node else "several", tuple(ranks),
-        tuple(run.number[np.flatnonzero(high.any(axis=0))].tolist()), float(lost.max(axis=0).mean()),
+        tuple(run.number[np.flatnonzero(high.any(axis=0))].tolist()), run.share(float(lost.max(axis=0).mean())),
         float(high.sum()), tuple(_evidence(run, o, "") for o in outliers[:3]), detail, advice,
     )  # fmt: skip
 
@@ -336,8 +330,9 @@ def _hidden(run: Run, valid: NDArray[np.bool_], rows: dict[int, Outlier]) -> Fin
     order = [*sorted(rows, key=lambda r: -rows[r].excess), *(r for r in who.tolist() if r not in rows)]
     steps = tuple(run.number[np.flatnonzero(high.any(axis=0))].tolist())
     evidence = tuple(_evidence(run, o, "") for o in list(rows.values())[:3])
-    return Finding("pause", "several", tuple(run.ranks[order].tolist()), steps, sum(o.excess for o in rows.values()),
-                   worst.score, evidence, ROTATES, NAMED["collector"][2])  # fmt: skip
+    return Finding("pause", "several", tuple(run.ranks[order].tolist()), steps,
+                   run.share(sum(o.excess for o in rows.values())), worst.score, evidence, ROTATES,
+                   NAMED["collector"][2])  # fmt: skip
 
 
 def _common(run: Run, valid: NDArray[np.bool_]) -> list[Finding]:
@@ -380,10 +375,8 @@ def _median_share(run: Run, seconds: Floats, valid: NDArray[np.bool_], q: float 
 
 def _starved(run: Run) -> float:
     """Share in which devices waited with nothing queued: of a rank that the others wait for (upper quartile)."""
-    from telekit.diagnose.analysis.launches import launch_queue
-
-    picked = run.traces[:: max(len(run.traces) // 16, 1)]
-    return float(np.quantile([launch_queue(t).host_bound_share for t in picked], 0.75)) if picked else 0.0
+    shares = [numbers.get("host_bound_share", 0.0) for numbers in run.launching]
+    return float(np.quantile(shares[:: max(len(shares) // 16, 1)], 0.75)) if shares else 0.0
 
 
 def _all(run: Run, level: Floats, kind: str, detail: str, advice: str, category: str) -> Finding:
@@ -392,4 +385,4 @@ def _all(run: Run, level: Floats, kind: str, detail: str, advice: str, category:
     steps = tuple(np.flatnonzero(level > 0.5 * level.max()).tolist())
     evidence = (_evidence(run, Outlier(worst, True, 0.0, steps, 0.0), category),)
     return Finding(kind, "all", tuple(run.ranks.tolist()), tuple(run.number[list(steps)].tolist()),
-                   float(level.mean()), float(level.max() / 0.01), evidence, detail, advice)  # fmt: skip
+                   run.share(float(level.mean())), float(level.max() / 0.01), evidence, detail, advice)  # fmt: skip

@@ -165,7 +165,7 @@ def _located(run: Run, moved: Transfers, slow: dict[int, Outlier], pair: bool) -
     evidence = tuple(
         _evidence(run, moved, slow[row]) for row in sorted(slow, key=lambda r: -slow[r].excess)[:3]
     )
-    return Finding(kind, scope, ranks, steps, worst.excess, worst.score, evidence,
+    return Finding(kind, scope, ranks, steps, run.share(worst.excess), worst.score, evidence,
                    f"{len(slow)} groups move data slower", ADVICE)  # fmt: skip
 
 

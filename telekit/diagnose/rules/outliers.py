@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from telekit.diagnose.trace import Floats
 
@@ -175,17 +174,3 @@ def _nanmedian(values: Floats) -> Floats:
     level = np.full(len(values), np.nan)
     level[known] = np.nanmedian(values[known], axis=1)
     return level
-
-
-def apart(values: NDArray[np.float64]) -> int | None:
-    """Index of the one value that stands above all others, from at least three; else None.
-
-    The gap to the next must exceed the spread of the rest sixfold and a tenth of their median.
-    """
-    if len(values) < 3:
-        return None
-    order = np.argsort(values)
-    rest, top = values[order[:-1]], float(values[order[-1]])
-    middle = float(np.median(rest))
-    scale = max(1.4826 * float(np.median(np.abs(rest - middle))), 0.1 * abs(middle) / Z)
-    return int(order[-1]) if top - float(rest.max()) > 0 and top - middle > Z * scale else None

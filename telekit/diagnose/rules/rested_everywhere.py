@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from telekit.diagnose.analysis.collectives import identify
 from telekit.diagnose.analysis.features import Run
 from telekit.diagnose.analysis.intervals import union
+from telekit.diagnose.pairing import launch_of
 from telekit.diagnose.trace import Floats, Ints
 
 BEHIND, AHEAD = 2, 4
@@ -123,13 +124,8 @@ def _kernels(run: Run, row: int, valid: NDArray[np.bool_]) -> _Kernels:
     padded = np.pad(name, (BEHIND, AHEAD), constant_values=-1)
     around = [padded[k : k + len(name)] for k in range(BEHIND + AHEAD + 1)]
     around.insert(0, around.pop(BEHIND))
-    host = np.flatnonzero(trace.is_kind("launch") & ~trace.on_device & (trace.correlation >= 0))
-    host = host[np.argsort(trace.correlation[host], kind="stable")]
-    thread = np.zeros(len(at), np.int64)
-    if len(host):
-        ids = trace.correlation[host]
-        where = np.minimum(np.searchsorted(ids, trace.correlation[at]), len(ids) - 1)
-        thread = trace.lane[host[where]].astype(np.int64)
+    launch = launch_of(trace, at)
+    thread = np.where(launch >= 0, trace.lane[launch], -1).astype(np.int64)
     kept = np.isin(steps.of_event[at], run.column[row][valid])
     context = tuple(column[kept] for column in (*around, thread))
     at = at[kept]

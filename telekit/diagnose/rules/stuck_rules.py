@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from telekit.diagnose.analysis.features import Run
+from telekit.diagnose.pairing import launches_of
 from telekit.diagnose.rules.finding import Evidence, Finding
 from telekit.diagnose.trace import Ints
 
@@ -57,7 +58,7 @@ def _launches(run: Run, numbers: tuple[int, int]) -> tuple[Ints, Ints]:
     launched = np.zeros((len(run.traces), 2), np.int64)
     waiting = np.zeros((len(run.traces), 2), np.int64)
     for row, (trace, steps) in enumerate(zip(run.traces, run.steps, strict=True)):
-        host = np.flatnonzero(trace.is_kind("launch") & ~trace.on_device & (trace.correlation >= 0))
+        host = launches_of(trace)
         of = steps.number_of(host)
         host, of = host[np.isin(of, numbers)], of[np.isin(of, numbers)]
         ran = np.isin(trace.correlation[host], trace.correlation[trace.on_device])

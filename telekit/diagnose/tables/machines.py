@@ -10,23 +10,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from telekit.diagnose.builder import ProblemCounter
-from telekit.diagnose.minder.detect import FEWEST_MACHINES, Alert, Rules, detect
+from telekit.diagnose.minder.detect import CALL_S, FEWEST_MACHINES, PULL_S, Alert, Rules, detect, pulls
 from telekit.diagnose.minder.metrics import MachineMetrics, Samples, Silence, spread_out
 from telekit.diagnose.minder.model import CONTINUITY_S, WINDOW, MinderModel
 from telekit.diagnose.minder.untrained import untrained
+from telekit.diagnose.readers.summaries import WHO
 from telekit.diagnose.rules.finding import Evidence, Finding
 from telekit.diagnose.tables.report import Cell, TableReport, plain, unusable
 from telekit.diagnose.trace import Table
 from telekit.errors import InputError
 
-WHO = ("machine", "host", "hostname", "node", "instance", "rank", "device", "gpu", "npu")
-"""Columns that say whose a sample is, from the outside in."""
 ASIDE = ("time_s", "rank", "step", "iteration", "index", "id", "pid")
 """Columns that are no metrics."""
 DISTANCES = 5e6
 """Distances between machines that a metric may cost, before windows overlap less."""
-CALL_S, PULL_S = 480.0, 900.0
-"""A long run is looked at every 8 minutes, 15 minutes each, as Minder's service does."""
 FAR_S = 30 * 86_400.0
 """Samples this far from the middle one in time are of another clock, or damaged."""
 MOST_SILENCES = 8
@@ -167,11 +164,9 @@ def _alerts(model: MinderModel, metrics: MachineMetrics) -> tuple[Alert, ...]:
     continuity_s = max(CONTINUITY_S, 1.5 * WINDOW * metrics.period_s)  # of rare samples, more than one window
     rules = Rules(all_metrics=True, continuity_s=continuity_s)
     pull_s, every_s = max(PULL_S, 3 * continuity_s), max(CALL_S, 1.5 * continuity_s)
-    begin, end = metrics.start_s, metrics.start_s + metrics.samples * metrics.period_s
-    calls = np.arange(begin + pull_s, end + every_s, every_s) if end - begin > 2 * pull_s else [end]
+    long = metrics.samples * metrics.period_s > 2 * pull_s
     found: dict[str, Alert] = {}
-    for at in calls:
-        part = metrics if len(calls) == 1 else metrics.between(float(at) - pull_s, float(at))
+    for part in pulls(metrics, every_s, pull_s) if long else [metrics]:
         known = MinderModel({n: m for n, m in model.metrics.items() if n in part.names})
         if part.samples < WINDOW or not known.metrics:
             continue

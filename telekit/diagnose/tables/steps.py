@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from telekit.diagnose.analysis.summary import COMMUNICATION_BOUND, DATA_BOUND, HOST_BOUND
+from telekit.diagnose.analysis.summary import bound_of
 from telekit.diagnose.builder import ProblemCounter
 from telekit.diagnose.rules.finding import Evidence, Finding
 from telekit.diagnose.rules.outliers import Outlier
@@ -148,12 +148,9 @@ def _row(times: StepTimes, row: int) -> dict[str, Cell]:
         mean["free_s"] or 0.0,
         mean["preparing_s"] or 0.0,
     )
-    if preparing >= DATA_BOUND * step_s:
-        bound = "data"
-    elif free - preparing >= HOST_BOUND * step_s:
-        bound = "host"
-    else:
-        bound = "communication" if (mean["exposed_s"] or 0.0) >= COMMUNICATION_BOUND * step_s else "compute"
+    bound = bound_of(
+        step_s, data_s=preparing, host_s=free - preparing, communication_s=mean["exposed_s"] or 0.0
+    )
     return {"rank": int(times.rank[row]), "steps": int(steps.sum()), "bound": bound, "step_s": step_s, **mean}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from telekit.diagnose.analysis.summary import COMMUNICATION_BOUND, DATA_BOUND
+from telekit.diagnose.analysis.summary import bound_of
 from telekit.diagnose.builder import ProblemCounter
 from telekit.diagnose.tables.report import Cell, TableReport, middle, plain, unusable
 from telekit.diagnose.tables.timer_rules import timer_findings
@@ -48,10 +48,9 @@ def _bound(timers: dict[str, Timer], step_s: float) -> str:
     parts = {role: [t for t in timers.values() if t.role == role] for role in ("data", "wait", "work")}
     if not parts["work"]:
         return "unknown"
-    if sum(t.usual_s[1] for t in parts["data"]) >= DATA_BOUND * step_s:
-        return "data"
+    loading = sum(t.usual_s[1] for t in parts["data"])
     waits = sum(float(np.nan_to_num(t.usual_s[0])) for t in parts["wait"])
-    return "communication" if waits >= COMMUNICATION_BOUND * step_s else "compute"
+    return bound_of(step_s, data_s=loading, communication_s=waits)
 
 
 def _row(timer: Timer, step_s: float) -> dict[str, Cell]:

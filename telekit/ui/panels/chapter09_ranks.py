@@ -10,6 +10,7 @@ import ipywidgets as W  # noqa: N812 (the library's own habit)
 import numpy as np
 
 from telekit import catalog
+from telekit.diagnose.analysis.critical import critical_step
 from telekit.diagnose.diagnosis import Diagnosis, diagnose
 from telekit.diagnose.faults import FAULT_KINDS, HEALTHY, TracedJob, generate
 from telekit.diagnose.faults.kinds import Truth
@@ -85,6 +86,10 @@ def _ranks_text(fault: str, seed: int, step: int, clocks: str) -> str:
         if finding.advice:
             said.append(f"<i>{html.escape(finding.advice)}</i>")
     said += [f"<span class='telekit-soft'>{html.escape(n)}</span>" for n in found.notes if "clock" in n]
+    column = np.flatnonzero(found.run.number == step)
+    path = critical_step(found.run, int(column[0])) if len(column) else None
+    if path is not None:  # a stuck step has none
+        said.append(f"<span class='telekit-soft'>{html.escape(str(path))}</span>")
     return "<br>".join(said)
 
 
