@@ -54,7 +54,7 @@ def _print_estimate(found: Any) -> None:
     )
     if found.interval is not None:
         low, high = (format_seconds(end) for end in found.step_time_interval_s)
-        print(f"{low} to {high} by eight of ten published runs like it ({found.interval.of})")
+        print(f"{low} to {high} by eight of ten published runs like it ({found.interval.said})")
     table(
         ("part of the step", "time", "share"),
         [(k, format_seconds(v), f"{v / found.step_time_s:.1%}") for k, v in found.breakdown_s.items()],

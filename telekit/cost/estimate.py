@@ -118,7 +118,7 @@ class Estimate:
             "peak_bytes": self.peak_bytes if self.stages else None,
             "capacity_bytes": self.capacity_bytes,
             "step_time_interval_s": self.step_time_interval_s,
-            "interval_of": self.interval.of if self.interval else None,
+            "interval_of": self.interval.said if self.interval else None,
             "assumptions": [*self.assumptions, *(one.text for one in listed)],
             **({"constants": [one.to_dict() for one in listed]} if constants else {}),
         }

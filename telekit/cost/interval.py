@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,9 @@ class Interval:
     Attributes
     ----------
     low, high : float
-        Measured over estimated: one more run like the held-out ones lies between in eight of ten cases.
-    configurations : int
-        That it stands on.
+        Measured over estimated: eight of ten runs of a further source should lie between.
+    configurations, sources : int
+        That it stands on; each source has the same weight.
     of : str
         Which runs they are.
     """
@@ -32,7 +32,13 @@ class Interval:
     low: float
     high: float
     configurations: int
+    sources: int
     of: str
+
+    @property
+    def said(self) -> str:
+        """Which runs it stands on, in words."""
+        return f"{self.of}: {self.configurations} held-out configurations of {self.sources} sources"
 
     def of_seconds(self, seconds: float) -> tuple[float, float]:
         """Interval around an estimate of so many seconds."""
@@ -57,7 +63,7 @@ def interval(job: Job, board: Mapping[str, Any] | None = None) -> Interval | Non
     for key in likeness(*kind_of(job)):
         if key in known:
             found = known[key]
-            return Interval(found["low"], found["high"], found["configurations"], found["of"])
+            return Interval(**{field.name: found[field.name] for field in fields(Interval)})
     return None
 
 

@@ -169,7 +169,7 @@ def step_cost(site: Site, assignment: Assignment | None = None) -> StepCost:
         micro_batches,
         comm_s,
         pipeline,
-        data_parallel_s(site, chosen, first, last, micro_batches),
+        data_parallel_s(site, chosen, first, last, micro_batches, assignment.layers.sum(axis=0)[stages]),
         optimizer_s(site, chosen),
         (slowest(site.cluster.devices, site.cluster.device.kernels.jitter) - 1.0) * pipeline,
         memory_of(site, assignment, costs, head, micro_batches, (here, which)),
@@ -310,12 +310,15 @@ def neighbour_s(site: Site) -> Any:
     return time if stages > 1 else 0.0 * time
 
 
-def data_parallel_s(site: Site, held: Held, forward_s: Any, backward_s: Any, micro_batches: Any) -> Any:
+def data_parallel_s(
+    site: Site, held: Held, forward_s: Any, backward_s: Any, micro_batches: Any, layers: Any
+) -> Any:
     """Data-parallel traffic that computing does not hide, of the slowest stage.
 
     Gradients are summed once a step (ZeRO 0, 1) or once a micro-batch (2, 3); parameters are gathered once a step
     (1, 2) or before each pass (3). Each call may hide behind one pass of the stage over one micro-batch, all but one
-    bucket: the first one to be gathered, and the last one to be summed.
+    bucket: the first one to be gathered, and the last one to be summed. With ZeRO 3 a bucket is one of the stage's
+    ``layers``; those that are gathered for the backward pass are at hand when it begins.
     """
     train, layout = site.train, site.layout
     grads = _shard_collective_s(site, held, float(BYTES[train.grad_dtype]), layout.zero)
@@ -324,25 +327,26 @@ def data_parallel_s(site: Site, held: Held, forward_s: Any, backward_s: Any, mic
     grads = grads * (each if layout.zero >= 2 else 1.0)
     if layout.zero == 3:  # parameters are gathered before each pass; the backward pass hides both kinds
         params = params * each
-        backward = _exposed(site, params + grads, 0.0, backward_s, layout.overlap_grad_reduce)
-        gather = _exposed(site, params, 0.0, forward_s, layout.overlap_param_gather)
+        layer = 1.0 / np.maximum(layers, 1)
+        backward = _exposed(site, params + grads, layer * grads, backward_s, layout.overlap_grad_reduce)
+        gather = _exposed(site, params, layer * params, forward_s, layout.overlap_param_gather)
         return np.max(micro_batches * (gather + backward), axis=-1)
     size = now("BUCKET_PARAMETERS", BUCKET_PARAMETERS)
     bucket = np.minimum(size / np.maximum(held.dense + held.expert, 1.0), 1.0)
-    gather = _exposed(site, params, bucket, forward_s, layout.overlap_param_gather)
+    gather = _exposed(site, params, bucket * params, forward_s, layout.overlap_param_gather)
     calls = micro_batches if layout.zero == 2 else 1.0
-    scatter = _exposed(site, grads, bucket, backward_s, layout.overlap_grad_reduce)
+    scatter = _exposed(site, grads, bucket * grads, backward_s, layout.overlap_grad_reduce)
     return np.max(calls * scatter + (gather if layout.zero >= 1 else 0.0), axis=-1)
 
 
-def _exposed(site: Site, time: Any, bucket: Any, behind: Any, overlaps: bool) -> Any:
-    """Part of a call's time that shows: what is longer than the pass it hides behind, and one bucket at least.
+def _exposed(site: Site, time: Any, least: Any, behind: Any, overlaps: bool) -> Any:
+    """Part of a call's time that shows: what is longer than the pass it hides behind, and one bucket's at least.
 
     While both run, computing gives up units to the traffic, which counts here: nothing where nothing hides.
     """
     if not overlaps:
         return time
-    shows = np.maximum(time - behind, bucket * time)
+    shows = np.maximum(time - behind, least)
     return shows + site.cluster.device.kernels.overlap_share * (time - shows)
 
 

@@ -74,7 +74,7 @@ def _product_times(
 ) -> Times:
     """Time of a product forward, and of its two products backward, each with its casts."""
     rows, inner, outer, groups, wide = product
-    rate = product_flops_per_s(device, train.wide if wide else train.precision, operator.kind)
+    rate = product_flops_per_s(device, train.wide if wide else train.precision, operator.kind, groups)
     launch = device.kernels.launch_s
     each = rows / groups
     share = operator.forward_flops / (2.0 * rows * inner * outer)
@@ -95,9 +95,11 @@ def _with_casts(operator: Operator, forward: Any, back: Any, weight: Any, stream
     return Times(forward + operator.forward_cast_bytes / stream, back + weight + casts, weight)
 
 
-def product_flops_per_s(device: Device, dtype: str, kind: str = "gemm") -> float:
-    """Rate of a product that is large in every dimension."""
-    share = device.grouped_gemm_efficiency if kind == "grouped_gemm" else device.gemm_efficiency
+def product_flops_per_s(device: Device, dtype: str, kind: str = "gemm", groups: Any = 1) -> Any:
+    """Rate of a product that is large in every dimension; a grouped product of one matrix is a plain one."""
+    share: Any = device.gemm_efficiency
+    if kind == "grouped_gemm":
+        share = np.where(np.asarray(groups) > 1, device.grouped_gemm_efficiency, share)
     return device.peak(dtype) * share * device.kernels.low_precision.get(dtype, 1.0)
 
 

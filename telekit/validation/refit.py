@@ -133,7 +133,7 @@ def refit(name: str) -> Refitted:
 
 
 def powered(value: float, power_w: float, of_w: float) -> float:
-    """Rate of products on the same silicon at another board power: in proportion to what :data:`IDLE_W` leaves."""
+    """Share of its peak that products reach on the same silicon at another board power: as :data:`IDLE_W` leaves it."""
     return value * (power_w - IDLE_W) / (of_w - IDLE_W)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -22,8 +22,8 @@ from telekit.validation.runs import published_runs
 OUTSIDE = 0.1
 """Part of like runs that may lie below an interval, and above it."""
 
-FEWEST_FOR_INTERVAL = 9
-"""Held-out configurations that an interval must stand on: of fewer, even the least and the largest do not span it."""
+FEWEST_SOURCES = 5
+"""Sources that an interval must stand on: runs of one source share its software and cluster, and err together."""
 
 
 @dataclass(frozen=True)
@@ -115,39 +115,56 @@ def _step(answer: Estimate) -> float:
     return answer.step_time_s
 
 
-def bounds(ratios: Sequence[float]) -> tuple[float, float]:
-    """Where one more ratio like these lies with a probability of 1 - 2 :data:`OUTSIDE`, whatever their distribution.
+def bounds(ratios: Mapping[str, Sequence[float]]) -> tuple[float, float]:
+    """Where a run of one more source lies with a probability of about 1 - 2 :data:`OUTSIDE`.
 
-    Split conformal prediction (arXiv 2107.07511, section 1): of n + 1 ratios in any order, the new one is below the
-    k-th of the others, or above the k-th from the top, with a probability of k / (n + 1) each.
+    Quantiles in which every source has the same weight, its runs sharing it: sources are what may be exchanged for
+    one another, not runs (hierarchical conformal prediction, arXiv 2306.06342, without its allowance for a source
+    beyond all others, which fewer than nine sources leave unbounded).
     """
-    found, k = sorted(ratios), int(OUTSIDE * (len(ratios) + 1) + 1e-9)
-    return found[k - 1], found[-k]
+    each = np.concatenate([np.asarray(found, dtype=float) for found in ratios.values()])
+    weight = np.concatenate([np.full(len(found), 1.0 / len(found)) for found in ratios.values()]) / len(
+        ratios
+    )
+    order = np.argsort(each)
+    below = np.cumsum(weight[order])
+    low, high = np.searchsorted(below, (OUTSIDE - 1e-9, 1.0 - OUTSIDE - 1e-9))
+    return float(each[order][low]), float(each[order][high])
 
 
 def intervals(steps: Sequence[ScoredRow]) -> list[dict[str, Any]]:
     """Bounds of measured over estimated, of held-out configurations by device, kind of model and precision."""
-    ratios: dict[str, list[float]] = {}
-    keys: dict[str, tuple[str, str, str]] = {}
+    ratios: dict[tuple[str, str], list[float]] = {}
+    keys: dict[tuple[str, str], tuple[str, str, str]] = {}
     for row in steps:
         if not row.in_fit and row.job is not None:
-            ratios.setdefault(row.configuration, []).append(row.measured / row.estimated)
-            keys[row.configuration] = kind_of(row.job)
-    sets: dict[tuple[str | None, str | None, str | None], list[float]] = {}
+            ratios.setdefault((row.group, row.configuration), []).append(row.measured / row.estimated)
+            keys[row.group, row.configuration] = kind_of(row.job)
+    sets: dict[tuple[str | None, str | None, str | None], dict[str, list[float]]] = {}
     for at, values in ratios.items():
         for key in likeness(*keys[at]):
-            sets.setdefault(key, []).append(float(np.mean(values)))
-    found = []
-    for key, means in sorted(sets.items(), key=lambda item: [part or "" for part in item[0]]):
-        if len(means) >= FEWEST_FOR_INTERVAL:
-            low, high = bounds(means)
-            named = dict(zip(("device", "model", "precision"), key, strict=True))
-            of = (
-                " ".join(part for part in (key[1], key[2], f"on {key[0]}" if key[0] else None) if part)
-                or "all runs"
-            )
-            found.append({**named, "low": low, "high": high, "configurations": len(means), "of": of})
-    return found
+            sets.setdefault(key, {}).setdefault(at[0], []).append(float(np.mean(values)))
+    return [
+        _interval(key, sources)
+        for key, sources in sorted(sets.items(), key=lambda item: [part or "" for part in item[0]])
+        if len(sources) >= FEWEST_SOURCES
+    ]
+
+
+def _interval(
+    key: tuple[str | None, str | None, str | None], sources: Mapping[str, Sequence[float]]
+) -> dict[str, Any]:
+    low, high = bounds(sources)
+    device, model, precision = key
+    said = " ".join(part for part in (model, precision, f"on {device}" if device else None) if part)
+    return {
+        **dict(zip(("device", "model", "precision"), key, strict=True)),
+        "low": low,
+        "high": high,
+        "configurations": sum(map(len, sources.values())),
+        "sources": len(sources),
+        "of": said or "all runs",
+    }
 
 
 def constants(steps: Sequence[ScoredRow]) -> list[dict[str, Any]]:

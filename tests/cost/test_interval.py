@@ -11,7 +11,7 @@ JOB = {
 
 def row(device, model, precision, low):
     named = {"device": device, "model": model, "precision": precision, "of": f"{device} {model} {precision}"}
-    return named | {"low": low, "high": 2.0, "configurations": 9}
+    return named | {"low": low, "high": 2.0, "configurations": 9, "sources": 5}
 
 
 def test_kind_and_precision_come_before_the_device_alone():

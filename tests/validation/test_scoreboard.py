@@ -18,7 +18,7 @@ from telekit.validation.reasons import likely_reason
 from telekit.validation.runs import published_runs
 from telekit.validation.scoreboard import group_names, score, scoreboard, scoreboard_path, write
 from telekit.validation.scoring import (
-    FEWEST_FOR_INTERVAL,
+    FEWEST_SOURCES,
     ScoredRow,
     bounds,
     constants,
@@ -72,27 +72,38 @@ def test_rows_of_every_kind_have_finite_estimates():
 
 
 def test_intervals_stand_on_one_ratio_a_configuration():
-    jobs = [run.job for run in published_runs("korthikanti")]
-    ratios = np.linspace(0.9, 1.3, FEWEST_FOR_INTERVAL)
-    rows = [scored_row(r, 1.0, configuration=str(r), job=jobs[0]) for r in ratios for _ in range(2)]
+    job = published_runs("korthikanti")[0].job
+    ratios = np.linspace(0.9, 1.3, FEWEST_SOURCES)
+    rows = [scored_row(r, 1.0, group=str(r), configuration="a", job=job) for r in ratios for _ in range(2)]
     rows += [scored_row(9.0, 1.0, configuration="fitted", in_fit=True)]
     found = {(i["device"], i["model"], i["precision"]): i for i in intervals(rows)}
     near = found["a100-80gb", "dense", "16-bit"]
-    assert near["configurations"] == FEWEST_FOR_INTERVAL
-    assert (near["low"], near["high"]) == pytest.approx((ratios[0], ratios[-1]))  # of nine, all
-    assert intervals(rows[:4]) == []
+    assert near["configurations"] == near["sources"] == FEWEST_SOURCES
+    assert (near["low"], near["high"]) == pytest.approx((ratios[0], ratios[-1]))  # of five, all
+    assert intervals(rows[:-3]) == []
 
 
-def test_an_interval_holds_for_one_more_run():
-    """Of every n + 1 numbers, each left out in turn, eight of ten lie within the bounds of the others, or more."""
-    rng = np.random.default_rng(5)
-    for n in (9, 10, 18, 19, 40):
-        ratios = rng.lognormal(0, 0.2, n + 1)
-        inside = 0
-        for i, one in enumerate(ratios):
-            low, high = bounds(np.delete(ratios, i).tolist())
-            inside += low <= one <= high
-        assert 0.8 <= inside / (n + 1) <= 0.8 + 2 / (n + 1)
+def test_bounds_are_quantiles_in_which_sources_weigh_alike():
+    """Ten sources of one run each are ten runs; a source with a thousand runs weighs no more than one with one."""
+    ten = {str(i): [1.0 + i / 10] for i in range(10)}
+    assert bounds(ten) == (1.0, 1.8)  # one of ten at or below the first, nine of ten at or below the ninth
+    many = ten | {"3": [1.3] * 1000}
+    assert bounds(many) == bounds(ten)
+    split = {"a": [1.0, 2.0], "b": [3.0] * 8}  # a quarter, a quarter, a half
+    assert bounds(split) == (1.0, 3.0)
+
+
+def test_intervals_hold_for_a_source_that_was_left_out():
+    """Eight of ten runs of a source lie where the others' runs say, about: sources differ in software and cluster."""
+    steps = [row for row in scoreboard().of_kind("step_time") if not row.in_fit]
+    inside = {}
+    for group in {row.group for row in steps}:
+        known = {"intervals": intervals([row for row in steps if row.group != group])}
+        mine = [row for row in steps if row.group == group]
+        found = [(row, interval(row.job, known)) for row in mine]
+        inside[group] = np.mean([i.low <= row.measured / row.estimated <= i.high for row, i in found])
+    assert len(inside) >= 20
+    assert 0.7 <= np.mean(list(inside.values())) <= 0.9, inside
 
 
 def test_a_32_bit_job_is_told_that_its_interval_is_of_others():
@@ -115,7 +126,7 @@ def test_a_job_finds_the_nearest_interval():
 
 def _interval(key, low):
     named = dict(zip(("device", "model", "precision"), key, strict=True))
-    return {**named, "low": low, "high": 9.0, "configurations": 8, "of": "runs"}
+    return {**named, "low": low, "high": 9.0, "configurations": 8, "sources": 5, "of": "runs"}
 
 
 def test_an_interval_scales_seconds():

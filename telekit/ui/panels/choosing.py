@@ -113,7 +113,7 @@ def _interval(found: Estimate) -> str:
     if found.interval is None or found.step_time_interval_s is None:
         return ""
     low, high = (format_seconds(end) for end in found.step_time_interval_s)
-    said = f"{low} to {high} a step, by eight of ten published runs like it ({found.interval.of}). "
+    said = f"{low} to {high} a step, by eight of ten published runs like it ({found.interval.said}). "
     return f"<span class='telekit-soft'>{html.escape(said)}</span>"
 
 
