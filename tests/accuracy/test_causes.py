@@ -36,8 +36,9 @@ def test_a_factor_on_everything_is_a_ratio_whatever_the_values(factor, seed):
 
 
 def test_the_factor_is_named_by_the_sizes_given():
-    assert top(4 * G, G, sizes={"tp": 2, "dp": 4}).text.count("data-parallel") == 1
-    assert top(4 * G, G, sizes={"dp": 4}).kind == kinds.DOUBLE_REDUCTION
+    assert top(4 * G, G, sizes={"tp": 4, "dp": 2}).text.count("tensor-parallel") == 1
+    assert top(4 * G, G, sizes={"tp": 4}).kind == kinds.DOUBLE_REDUCTION
+    assert top(4 * G, G, sizes={"dp": 4}).kind == kinds.SCALED  # no activation is summed over data
     assert top(2.7 * G, G, sizes={"dp": 4}).kind == kinds.SCALED
     assert top(-G, G).kind == kinds.SIGN
 

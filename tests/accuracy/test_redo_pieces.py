@@ -5,7 +5,7 @@ import pytest
 
 from telekit.accuracy.causes import finding as kinds
 from telekit.accuracy.causes.case import Case, Known
-from telekit.accuracy.causes.cause_values import permutation_causes
+from telekit.accuracy.causes.cause_orders import permutation_causes
 from telekit.accuracy.causes.rank_causes import rank_causes
 from telekit.accuracy.redoing.redo_pieces import mixed_piece_causes, token_piece_causes
 from telekit.accuracy.redoing.redo_vocabulary import vocabulary_causes

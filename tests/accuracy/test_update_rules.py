@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from telekit.accuracy.causes import finding as kinds
-from telekit.accuracy.updating.update_rules import RATE, Settings, Step, rule_causes
+from telekit.accuracy.updating.stepping import RATE, Settings, Step
+from telekit.accuracy.updating.update_rules import rule_causes
 
 K = Settings(lr=2e-3, beta1=0.9, beta2=0.95, eps=1e-8, decay=2e-4, time=3)
 

@@ -19,6 +19,10 @@ MAX_ELEMENTS = 1 << 24
 _NEAR = 48
 
 
+DEALT = {"dp": (0,), "micro_batches": (0,), "cp": (1,), "ep": (0,), "tp": (1, -1, -2), "etp": (0, -1, -2)}
+"""Axes that a group may deal: sequences, positions, experts, features and heads."""
+
+
 @dataclass(frozen=True)
 class Known:
     """A tensor that may explain the difference: its name and both sides' elements."""
@@ -88,6 +92,15 @@ class Case:
     def noise(self) -> float:
         """Relative error that an explanation may leave: rounding, and what the inputs were off by."""
         return 3 * self.epsilon + 3 * self.inputs_error
+
+    @property
+    def summed(self) -> Mapping[str, float]:
+        """Sizes of the groups that the tensor may be summed over: no activation is summed over data or stages.
+
+        Empty where no size is known.
+        """
+        never = ("dp", "pp", "micro_batches") if self.phase == "forward" and "loss" not in self.words else ()
+        return {name: size for name, size in self.sizes.items() if name not in never}
 
     @property
     def words(self) -> str:

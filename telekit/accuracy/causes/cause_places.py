@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from telekit.accuracy.causes import finding as kinds
-from telekit.accuracy.causes.case import Case
+from telekit.accuracy.causes.case import DEALT, Case
+from telekit.accuracy.causes.cause_orders import GATED
 from telekit.accuracy.causes.cause_values import taken_away
 from telekit.accuracy.causes.finding import Cause
 from telekit.accuracy.measures.pairs import Array, Floats
@@ -88,27 +89,20 @@ def _listed(where: Array) -> str:
     return ", ".join(str(i) for i in where[:8]) + ("…" if where.size > 8 else "")
 
 
-_DEALT = {"dp": (0,), "micro_batches": (0,), "cp": (1,), "ep": (0,), "tp": (1, -1, -2), "etp": (0, -1, -2)}
-"""Axes that a group may deal: sequences, positions, experts, features and heads."""
-
-
 def _piece(bad: Array, axis: int, ndim: int, case: Case) -> str:
     """Whether the indices are one aligned piece of as many as a known group has ranks, on an axis that it deals."""
     where, n = np.flatnonzero(bad), bad.size
     if where[-1] - where[0] != where.size - 1 or n % where.size:
         return ""
     count = n // where.size
-    if count == 2 and axis == ndim - 1 and any(w in case.words for w in _GATED):
+    if count == 2 and axis == ndim - 1 and any(w in case.words for w in GATED):
         return ""  # gate or up
     at = {axis, axis - ndim}
-    names = [k for k, s in case.sizes.items() if s == count and count > 1 and at & set(_DEALT.get(k, ()))]
+    names = [k for k, s in case.sizes.items() if s == count and count > 1 and at & set(DEALT.get(k, ()))]
     if where[0] % where.size or (not names and case.sizes):
         return ""
     said = f" of {' or '.join(names)}" if names else ""
     return f"piece {where[0] // where.size} of {count}{said}"
-
-
-_GATED = ("activation", "swiglu", "fc1", "gate_up", "act_fn")
 
 
 def _by_row(case: Case) -> Iterator[Cause]:
@@ -126,6 +120,9 @@ def _by_row(case: Case) -> Iterator[Cause]:
         return
     if (np.minimum(np.abs(factor), np.abs(factor - 1)) < max(case.noise, 1e-6)).all():
         lost = np.flatnonzero(np.abs(factor) < 0.5)
+        left = float(np.linalg.norm(a - (np.abs(factor) >= 0.5)[:, None] * b))
+        if left > max(case.noise, 1e-6) * float(np.linalg.norm(b)):
+            return
         text = f"{lost.size} of {len(factor)} rows are 0 ({_listed(lost)}), the others are golden's: dropped, or masked"
         yield Cause(kinds.DROPPED, 0.85 * share, text)
         return

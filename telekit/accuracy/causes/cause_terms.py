@@ -8,10 +8,9 @@ import numpy as np
 
 from telekit.accuracy.causes import finding as kinds
 from telekit.accuracy.causes.case import EARLIER, Case, Known
-from telekit.accuracy.causes.cause_values import taken_away
+from telekit.accuracy.causes.cause_values import ratio_names, taken_away
 from telekit.accuracy.causes.finding import Cause
 from telekit.accuracy.compared import BACKWARD
-from telekit.accuracy.curves.ratios import name_ratio
 from telekit.accuracy.measures.pairs import Floats
 
 _TIED = ("embed", "output_layer", "lm_head", "wte")
@@ -118,9 +117,20 @@ def _replaced(case: Case) -> Iterator[Cause]:
                     text = f"target equals {k.name}, another output of the same call: they stand in each other's place"
                     yield Cause(kinds.PERMUTATION, 0.92 * share, text)
                     return
+                if _of_another(case, k):
+                    text = f"target equals {k.name}: another parameter's gradient stands in its place"
+                    yield Cause(kinds.DIFFERENT_INPUTS, 0.93 * share, text)
+                    return
                 text = f"target equals {k.name}: what should have been done to it, or added, was left out"
                 yield Cause(kinds.MISSING_TERM, 0.85 * share, text)
                 return
+
+
+def _of_another(case: Case, known: Known) -> bool:
+    """Whether a reduced gradient is compared with the gradient of another parameter."""
+    kind, _, rest = case.operator.partition(".")
+    module = rest.partition(".reduce")[0].rpartition(".")[0]
+    return kind.lower() == "gradient" and ".reduce" in rest and f".{module}." not in f".{known.name}."
 
 
 def _beside(case: Case, known: Known) -> bool:
@@ -145,10 +155,10 @@ def _times(factor: float, case: Case) -> str:
     """Say it where the factor is a size less one: the term was added once for each rank."""
     if abs(factor + 1) < 0.05:
         return ": it is missing"
-    names = [n for n, s in case.sizes.items() if s > 1 and abs(factor - (s - 1)) < 0.02 * s]
+    names = [n for n, s in case.summed.items() if s > 1 and abs(factor - (s - 1)) < 0.02 * s]
     if names:
-        return f": it is counted {case.sizes[names[0]]:g} times, once for each rank of {' or '.join(names)}"
-    part = name_ratio(1 + factor, case.sizes) if -0.999 < factor < 0 else ()
+        return f": it is counted {case.summed[names[0]]:g} times, once for each rank of {' or '.join(names)}"
+    part = ratio_names(case, 1 + factor) if -0.999 < factor < 0 else ()
     if part and part[0].confidence > 0.3:
         return f": it counts {1 + factor:.3g} times ({part[0].text})"
     return ": it is counted twice" if abs(factor - 1) < 0.05 else ""

@@ -97,7 +97,7 @@ def _equal(case: Case, array: Floats, golden: Floats, ranks: int) -> Iterator[Ca
     left = float(np.linalg.norm((array - factor * golden).ravel())) / max(
         float(np.linalg.norm(array.ravel())), 1e-300
     )
-    sizes = {n: s for n, s in case.sizes.items() if s > 1}
+    sizes = {n: s for n, s in case.summed.items() if s > 1}
     names = [n for n, s in sizes.items() if abs(factor / s - 1) < 0.01]
     if left < max(0.02, case.noise) and names and case.phase not in (BACKWARD, SETUP):
         text = f"all {ranks} ranks hold the same, {factor:.4g} times golden: reduced twice over {' or '.join(names)}"

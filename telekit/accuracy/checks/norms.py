@@ -164,6 +164,7 @@ def _kinds(own: OwnGradients) -> dict[str, list[str]]:
     """Kinds of weight by name and by what ranks hold of them."""
     tests: dict[str, Callable[[str], bool]] = {
         "the experts' weights": lambda n: "expert" in n and "shared" not in n,
+        "the experts' weights, shared ones too,": lambda n: "expert" in n,
         "weights that are not the experts'": lambda n: "expert" not in n or "shared" in n,
         "norms' weights": lambda n: "norm" in n.lower(),
         "vectors (norms and biases)": lambda n: own.whole[n].ndim < 2,

@@ -14,12 +14,12 @@ import numpy as np
 
 from telekit.accuracy.causes import finding as kinds
 from telekit.accuracy.causes.case import Case, Known
+from telekit.accuracy.causes.cause_orders import permutation_causes
 from telekit.accuracy.causes.cause_places import place_causes
 from telekit.accuracy.causes.cause_terms import term_causes
 from telekit.accuracy.causes.cause_values import (
     dtype_causes,
     overflow_causes,
-    permutation_causes,
     ratio_causes,
     shape_causes,
     weight_causes,

@@ -17,7 +17,7 @@ from telekit.accuracy.causes import finding as kinds
 from telekit.accuracy.causes.case import EARLIER, Case, Known, case_of, elsewhere, known_rows
 from telekit.accuracy.causes.finding import Candidate, Cause, Finding, ranked
 from telekit.accuracy.checks.replicas import by_name, unequal
-from telekit.accuracy.compared import BACKWARD, INPUT, OPTIMIZER, Compared
+from telekit.accuracy.compared import BACKWARD, FORWARD, INPUT, OPTIMIZER, Compared
 from telekit.accuracy.curves.ratios import name_ratio
 from telekit.accuracy.graph.nodes import Node, containers, maker_of, module_path, nodes
 from telekit.accuracy.graph.noise import is_float, run_epsilon
@@ -25,6 +25,7 @@ from telekit.accuracy.graph.routing import routes
 from telekit.accuracy.graph.sync import gradient_names
 from telekit.accuracy.locating.beside import Beside, Ranks
 from telekit.accuracy.locating.explain import explain
+from telekit.accuracy.locating.handed_on import changed_inputs
 from telekit.accuracy.locating.locate_optimizer import after_backward
 from telekit.accuracy.locating.own_checks import own_fault, start_fault, update_fault, with_loss, with_weights
 from telekit.accuracy.locating.phase_hint import Hint, Pair, balance_ratio, numbers, phase_hint
@@ -182,6 +183,7 @@ def _redone_places(
     for node in graph:
         if node.phase == OPTIMIZER or node.base in inner or "reduce" in node.base.lower():
             continue
+        found += changed_inputs(node, walk, lambda p: _case(p, walk, graph, sizes, {}, reach=_REACH))
         before = walk.worst([*node.inputs, *node.parameters, *node.before])
         for row in node.outputs:
             error = walk.error(row)
@@ -200,10 +202,17 @@ def _redone_places(
 
 
 _MOST_REDONE = 8
+_REACH = 24
+"""So many operators before a place are looked at."""
 
 
 def _case(
-    place: Place, walk: Walk, graph: Sequence[Node], sizes: Mapping[str, float], ranks: Ranks, reach: int = 24
+    place: Place,
+    walk: Walk,
+    graph: Sequence[Node],
+    sizes: Mapping[str, float],
+    ranks: Ranks,
+    reach: int = _REACH,
 ) -> Case:
     node, row = place.node, place.row
     at = next(i for i, n in enumerate(graph) if n is node)
@@ -214,6 +223,8 @@ def _case(
         made = [n for n in near if any(f".{gradient_names(n, r)}." in f"{node.base}." for r in n.outputs)]
         node = replace(node, before=[*node.before, *(r for n in made for r in n.before)])
         extra = known_rows([walk.earlier[row.name]], EARLIER) if row.name in walk.earlier else ()
+    if id(row) in walk.sources:
+        node = replace(node, before=[*node.before, walk.sources[id(row)]])
     case = case_of(row, node, near, sizes, ranks, walk.epsilon, place.candidate.inputs_error or 0.0)
     pool = elsewhere(row, graph[: at + 1], [n for n in graph if n.phase != OPTIMIZER], walk.past)
     return replace(case, phase=place.candidate.phase, near=(*case.near, *extra), pool=pool)
@@ -230,7 +241,12 @@ def _finding(place: Place, causes: tuple[Cause, ...], walk: Walk, hint: Hint) ->
         else f"is off by {c.error:.3g}, {c.error / walk.epsilon:.3g} epsilons"
     )
     said = f"{c.tensor} {size}; {before}, so rounding explains at most {c.limit:.3g}"
-    if place.redone:
+    if place.redone and c.part == INPUT:
+        said = (
+            f"{c.tensor} is off by {c.error:.3g} from the output that it is in golden, to the bit: changed between "
+            "two operators"
+        )
+    elif place.redone:
         said = (
             f"{c.tensor} is off by {c.error:.3g} from what its operator makes of its own inputs; golden keeps to that "
             f"so well that rounding explains at most {c.limit:.3g}"
@@ -258,7 +274,7 @@ def _operator(place: Place) -> str:
     """Name the operator; for an input that nobody dumped as an output, who usually makes it."""
     if place.candidate.part != INPUT:
         return place.node.base
-    maker = maker_of(place.node.base)
+    maker = maker_of(place.node.base) if place.node.phase == FORWARD else ""
     return f"{place.node.base} input ({maker})" if maker else f"{place.node.base} input"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import product
+from math import prod
 
 import numpy as np
 
@@ -77,7 +77,7 @@ def reported_loss(
     mine, other = losses[0] / float(t.mean()), losses[1] / float(g.mean())
     if not np.isfinite(mine) or abs(other - 1) > _MEAN or abs(mine - 1) <= 4 * _MEAN:
         return None
-    means = _other_means(t, losses[0])
+    means = _other_means(t, losses[0], sizes)
     names = name_ratio(mine, sizes, quantity="loss") if mine > 0 else ()
     said = means or (names[0].text if names else "")
     text = f"the reported loss is {mine:.6g} times the mean of the tokens' losses dumped{f': {said}' if said else ''}"
@@ -86,25 +86,34 @@ def reported_loss(
     return own_finding(node, out, FORWARD, (cause,))
 
 
-def _other_means(losses: Floats, reported: float) -> str:
-    """Say of which tokens the reported loss is the mean or the sum."""
+def _other_means(losses: Floats, reported: float, sizes: Mapping[str, float]) -> str:
+    """Say of which tokens the reported loss is the mean or the sum; of parts that the layout deals alone."""
     if abs(reported / losses.sum() - 1) < _MEAN:
         return "it is their sum"
-    for parts in (2, 4, 8, 16):
+    for parts in _parts(sizes, "dp", "micro_batches"):
         if losses.ndim > 1 and losses.shape[0] % parts == 0:
             means = losses.reshape(parts, -1).mean(axis=1)
             for i, mean in enumerate(means):
                 if abs(reported / mean - 1) < _MEAN:
                     return f"it is the mean of part {i} of {parts} of the batch: of one rank or micro-batch, not of all"
-    part = _part_of_sum(losses, reported)
+    part = _part_of_sum(losses, reported, sizes)
     if part:
         return part
     return "it is their median" if abs(reported / float(np.median(losses)) - 1) < _MEAN else ""
 
 
-def _part_of_sum(losses: Floats, reported: float) -> str:
+def _parts(sizes: Mapping[str, float], *groups: str) -> tuple[int, ...]:
+    """Return into how many parts groups, and all of them together, deal tokens; guesses where no size is known."""
+    if not sizes:
+        return (2, 4, 8, 16)
+    own = [int(sizes.get(g, 1)) for g in groups]
+    return tuple(sorted({n for n in (*own, prod(own)) if n > 1}))
+
+
+def _part_of_sum(losses: Floats, reported: float, sizes: Mapping[str, float]) -> str:
     """Say which rank's sequences or positions alone were summed, and divided by the tokens of all."""
-    for parts, axis in product((2, 4, 8, 16), range(min(losses.ndim, 2))):
+    groups = (("dp", "micro_batches"), ("cp", "tp")) if losses.ndim > 1 else (("dp", "cp"),)
+    for axis, parts in ((a, n) for a, g in enumerate(groups) for n in _parts(sizes, *g)):
         what = "batch" if axis == 0 and losses.ndim > 1 else "positions"
         if losses.shape[axis] % parts == 0:
             pieces = np.split(losses, parts, axis=axis)

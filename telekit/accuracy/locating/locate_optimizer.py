@@ -15,11 +15,12 @@ from telekit.accuracy.causes.rank_causes import rank_causes
 from telekit.accuracy.compared import BACKWARD, INPUT, OPTIMIZER, OUTPUT, Compared
 from telekit.accuracy.curves.ratios import name_ratio
 from telekit.accuracy.graph.nodes import Node
-from telekit.accuracy.graph.noise import FLOOR, error_of, explained
+from telekit.accuracy.graph.noise import FLOOR, error_of, explained, wide
 from telekit.accuracy.graph.sync import Gradient, Sync, optimizer_row, read_sync
 from telekit.accuracy.locating.beside import Beside
 from telekit.accuracy.locating.explain import explain
-from telekit.accuracy.locating.gradient_norm import norm_fault
+from telekit.accuracy.locating.gradient_norm import norm_fault, reduced_rows
+from telekit.accuracy.measures.pairs import Floats
 from telekit.accuracy.updating.step_causes import Around, explain_step, later_fit, stuck_rows
 from telekit.accuracy.updating.updates import narrowed, same_step
 
@@ -53,18 +54,18 @@ def after_backward(
         return _made(f"optimizer.{wrong.where}", OPTIMIZER, "norm", wrong.causes, (), wrong.row, ())
     sync = read_sync(optimizer, gradient_errors)
     if sync is not None:
-        found = _reduction(sync, epsilon, sizes, case_for) or _clipping(sync, epsilon, sizes, norms)
+        found = _reduction(sync, epsilon, beside, case_for) or _clipping(sync, epsilon, sizes, norms)
         if found is not None:
             return found
     return _states(optimizer) or _updates(optimizer, epsilon, beside, unclip)
 
 
 def _reduction(
-    sync: Sync, epsilon: float, sizes: Mapping[str, float], case_for: Callable[[Compared, Node], Case]
+    sync: Sync, epsilon: float, beside: Beside, case_for: Callable[[Compared, Node], Case]
 ) -> Finding | None:
     """Parameters whose gradient left the backward right and reached the optimizer wrong."""
     wrong = [g for g in sync.gradients if g.wrong(epsilon)]
-    unequal = _replicas(sync, case_for)
+    unequal = _replicas(sync, case_for, beside)
     if not wrong:
         return unequal
     alike = len(wrong) == len(sync.gradients) and _one_factor(wrong, epsilon)
@@ -73,7 +74,7 @@ def _reduction(
     first = max(wrong, key=lambda g: g.error / explained(epsilon, g.before or 0.0))
     if len(wrong) > _MOST * len(sync.gradients):
         first = wrong[0]
-    causes = _gradient_causes(first, sync, epsilon, sizes, case_for)
+    causes = _gradient_causes(first, sync, epsilon, beside.sizes, case_for)
     n, all_ = len(wrong), len(sync.gradients)
     said = (
         f"{n} of {all_} gradients reach the optimizer wrong though the backward made them right: "
@@ -116,19 +117,45 @@ def _one_factor(wrong: Sequence[Gradient], epsilon: float) -> bool:
     return bool(np.ptp(ratios) <= max(16 * epsilon, 1e-3) * abs(float(np.median(ratios))))
 
 
-def _replicas(sync: Sync, case_for: Callable[[Compared, Node], Case]) -> Finding | None:
+def _replicas(sync: Sync, case_for: Callable[[Compared, Node], Case], beside: Beside) -> Finding | None:
     """Gradients that agree with golden where they were merged, but not on every rank."""
+    reduced = reduced_rows(beside.graph)
     for g in sync.gradients:
         case = case_for(g.row, g.node)
         if len(case.replicas) < 2 or case.golden is None:
             continue
         found = [c for c in rank_causes(case) if c.kind == kinds.MISSING_REDUCTION]
+        apart = (
+            _clipped_apart(reduced[g.name][1], case.replicas, beside) if found and g.name in reduced else None
+        )
+        if apart is not None:
+            return _made("optimizer.clip_grad", OPTIMIZER, "norm", (apart,), (), g.row, ())
         if found:
             said = "the first rank's gradient agrees with golden, other ranks hold something else"
             return _made(
                 f"{g.name} (gradient reduction)", BACKWARD, "gradient", tuple(found), (said,), g.row, ()
             )
     return None
+
+
+def _clipped_apart(row: Compared, after: Sequence[Floats], beside: Beside) -> Cause | None:
+    """Say that each rank has a multiple of its own of one reduced gradient: clipping differs between them."""
+    before = [a for t in beside.ranks.get((row.step, row.name), []) if (a := wide(t)) is not None]
+    if len(before) != len(after) or any(a.shape != b.shape for a, b in zip(before, after, strict=True)):
+        return None
+    factors = []
+    for a, b in zip(before, after, strict=True):
+        square = float(np.vdot(a, a))
+        c = float(np.vdot(a, b)) / square if square else 0.0
+        if not square or float(np.linalg.norm(b - c * a)) > 1e-4 * float(np.linalg.norm(b)):
+            return None
+        factors.append(c)
+    if np.ptp(factors) <= 1e-4 * max(factors):
+        return None
+    said = ", ".join(f"{c:.5g}" for c in factors[:8])
+    return Cause(
+        kinds.CLIPPING, 0.94, f"ranks multiply the reduced gradient by different coefficients: {said}"
+    )
 
 
 def _clipping(

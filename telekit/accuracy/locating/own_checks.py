@@ -12,6 +12,8 @@ from telekit.accuracy.locating.beside import Beside
 from telekit.accuracy.locating.inputs import different_inputs, different_on_ranks
 from telekit.accuracy.locating.locate_loss import loss_node, redone_loss, reported_loss
 from telekit.accuracy.locating.own_finding import own_finding
+from telekit.accuracy.locating.reductions import changed_sum
+from telekit.accuracy.locating.tied import tied_gradient, tied_update
 from telekit.accuracy.locating.walk import Place
 from telekit.accuracy.locating.weights import (
     not_carried,
@@ -43,6 +45,8 @@ def own_fault(graph: Sequence[Node], beside: Beside, place: Node | None, notes: 
         lambda: _loss(forward, place),
         lambda: reported_loss(forward, beside.losses, beside.sizes),
         lambda: own_sums(forward, beside.ranks),
+        lambda: changed_sum(forward, beside.sizes) if place is None else None,
+        lambda: tied_gradient(forward, beside.ranks),
     )
     for check in checks:
         try:
@@ -56,11 +60,14 @@ def own_fault(graph: Sequence[Node], beside: Beside, place: Node | None, notes: 
 
 
 def _at(found: Finding, graph: Sequence[Node]) -> int:
-    """Place in the graph of the node that a finding names."""
+    """Place in the graph of the node that a finding names, else of its tensor's."""
     if found.phase == SETUP:
         return next((at for at, n in enumerate(graph) if n.base == found.operator), 0)
     base = found.operator.removesuffix(" input")
-    return next((at for at, n in enumerate(graph) if n.base == base and n.phase == found.phase), 0)
+    own = (at for at, n in enumerate(graph) if n.base == base and n.phase == found.phase)
+    return next(
+        own, next((at for at, n in enumerate(graph) if any(r.name == found.tensor for r in n.rows)), 0)
+    )
 
 
 def _loss(graph: Sequence[Node], place: Node | None) -> Finding | None:
@@ -96,4 +103,8 @@ def start_fault(graph: Sequence[Node], beside: Beside) -> Finding | None:
 def update_fault(graph: Sequence[Node], beside: Beside) -> Finding | None:
     """Find copies of weights that an update leaves unequal, and states that were not carried from the step before."""
     optimizer = [n for n in graph if n.phase == OPTIMIZER]
-    return not_carried(optimizer, beside.before) or unequal_weights(optimizer, beside.ranks, False)
+    return (
+        not_carried(optimizer, beside.before)
+        or tied_update(graph, beside)
+        or unequal_weights(optimizer, beside.ranks, False)
+    )

@@ -40,6 +40,12 @@ class Walk:
     errors: dict[int, float | None] = field(default_factory=dict)
     level: float = 0.0  # worst error of an output so far: what an input whose maker is not known may have
     made: dict[object, float] = field(default_factory=dict)  # golden's fingerprint of an output to its error
+    makers: dict[object, Compared] = field(
+        default_factory=dict
+    )  # golden's fingerprint of an output to its row
+    sources: dict[int, Compared] = field(
+        default_factory=dict
+    )  # by id of an input: the output that golden hands on
     chosen: set[object] = field(
         default_factory=set
     )  # golden's fingerprints of outputs that are whole numbers
@@ -60,6 +66,7 @@ class Walk:
         """Start a step."""
         self.inside = outputs_inside([n for n in graph if n.phase != OPTIMIZER])
         self.level, self.made, self.chosen, self.gradients, self.found = 0.0, {}, set(), {}, []
+        self.makers, self.sources = {}, {}
         self.noise = self.noise or update_noise([n for n in graph if n.phase == OPTIMIZER], self.epsilon)
 
     def end(self, graph: Sequence[Node], optimizer: Sequence[Node]) -> None:
@@ -99,10 +106,11 @@ class Walk:
             if not is_float(row):
                 self.chosen.add(fingerprint(row.golden))
             if error is not None and is_float(row):
-                self.level = max(self.level, min(error, 1e3))
+                if node.kind != "gradient":  # no operator is made from a weight's gradient
+                    self.level = max(self.level, min(error, 1e3))
                 key = fingerprint(row.golden)
                 if key is not None:
-                    self.made[key] = error
+                    self.made[key], self.makers[key] = error, row
                 if node.kind == "gradient":
                     name = gradient_names(node, row)
                     self.gradients[name] = max(error, self.gradients.get(name, 0.0))
@@ -126,6 +134,8 @@ class Walk:
             limit = FLOOR * self.epsilon / 2 + 2 * upstream
         else:
             key = fingerprint(row.golden)
+            if key in self.makers:
+                self.sources[id(row)] = self.makers[key]
             upstream = self.made.get(key, self.level)
             limit = explained(self.epsilon, upstream)
             if not is_float(row):

@@ -18,15 +18,20 @@ from telekit.accuracy.causes.finding import Cause
 from telekit.accuracy.compared import BACKWARD
 from telekit.accuracy.measures.pairs import Array, Floats
 from telekit.accuracy.redoing.redo_attention import attention, attention_causes, recovered_weights
+from telekit.accuracy.redoing.redo_columns import column_causes
 from telekit.accuracy.redoing.redo_dense import embeddings, linear, sums
-from telekit.accuracy.redoing.redo_experts import exchanges, grouped
-from telekit.accuracy.redoing.redo_formula import Builder, Proven, changed, counts, proven
+from telekit.accuracy.redoing.redo_experts import exchanges
+from telekit.accuracy.redoing.redo_formula import Builder, Proven, changed, coarser, proven
 from telekit.accuracy.redoing.redo_gated import gated
 from telekit.accuracy.redoing.redo_gates import router_gradients, routing
+from telekit.accuracy.redoing.redo_grouped import grouped
 from telekit.accuracy.redoing.redo_heads import attention_gradients, rotary
+from telekit.accuracy.redoing.redo_loss_gradient import loss_gradients
 from telekit.accuracy.redoing.redo_norm import norms
+from telekit.accuracy.redoing.redo_orders import counts
 from telekit.accuracy.redoing.redo_pieces import mixed_piece_causes, token_piece_causes
 from telekit.accuracy.redoing.redo_rotary import rotary_causes
+from telekit.accuracy.redoing.redo_rounding import rounding_causes, saturation_causes
 from telekit.accuracy.redoing.redo_router import (
     balance_causes,
     drop_causes,
@@ -34,13 +39,15 @@ from telekit.accuracy.redoing.redo_router import (
     weight_gradient_causes,
 )
 from telekit.accuracy.redoing.redo_router_loss import router_loss_causes
+from telekit.accuracy.redoing.redo_rows import row_causes
 from telekit.accuracy.redoing.redo_selection import selection_causes
+from telekit.accuracy.redoing.redo_summed_pieces import summed_piece_causes
 from telekit.accuracy.redoing.redo_values import bare_causes, value_causes
 
 _MOST_ONES = 1 << 26
 FORMULAS: tuple[Builder, ...] = (
     sums, norms, gated, rotary, embeddings, attention, attention_gradients, exchanges, grouped, routing,
-    router_gradients, linear,
+    router_gradients, loss_gradients, linear,
 )  # fmt: skip
 """Every operator that is known as a formula."""
 
@@ -57,10 +64,20 @@ def _by_formula(case: Case) -> Iterator[Cause]:
         yield from bare_causes(case)
         return
     causes = list(changed(case, found))
+    if found.own_error > found.limit / 2 and not any(_settled(c) for c in causes):
+        causes += saturation_causes(case, found)
+        causes += rounding_causes(case, found)
+        if found.own_error > found.reach:  # else what does nothing explains it as well
+            causes += value_causes(case, found)
+        causes += recovered_weights(case, found)
+        if not any(c.confidence > _SETTLED for c in causes):
+            causes += coarser(case, found)
     yield from causes
-    if found.own_error > found.limit / 2 and not any(c.confidence > _SETTLED for c in causes):
-        yield from value_causes(case, found)
-        yield from recovered_weights(case, found)
+
+
+def _settled(cause: Cause) -> bool:
+    """Whether a change of the formula is not looked behind; an order of an input may be one of the output."""
+    return cause.confidence > _SETTLED and cause.kind != kinds.PERMUTATION
 
 
 def _reduced(case: Case) -> Iterator[Cause]:
@@ -269,6 +286,7 @@ def _ids(array: Floats, rows: int) -> bool:
 REDONE: tuple[Callable[[Case], Iterator[Cause]], ...] = (
     _by_formula, _reduced, _linear, rotary_causes, attention_causes, router_causes, drop_causes,
     balance_causes, weight_gradient_causes, _embedding_gradient, selection_causes, router_loss_causes,
-    token_piece_causes, mixed_piece_causes,
+    token_piece_causes, mixed_piece_causes, column_causes, row_causes,
+    summed_piece_causes,
 )  # fmt: skip
 """Every operator that a tensor may have come from, each a detector of its own."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import permutations
+from typing import Any
 
 import numpy as np
 
@@ -12,9 +13,11 @@ from telekit.accuracy.causes import finding as kinds
 from telekit.accuracy.causes.case import Case, Known
 from telekit.accuracy.causes.cause_values import agrees, taken_away
 from telekit.accuracy.causes.finding import Cause
-from telekit.accuracy.measures.pairs import Array, Floats
+from telekit.accuracy.checks.grids import NARROW
+from telekit.accuracy.measures.pairs import FORMATS, Array, Floats
 from telekit.accuracy.redoing.redo_bias import fitted_biases
-from telekit.accuracy.redoing.redo_formula import Formula, Proven, Variant, own_side, relative, zigzags
+from telekit.accuracy.redoing.redo_formula import Formula, Proven, Variant, own_side, relative, rounded
+from telekit.accuracy.redoing.redo_orders import counts, zigzags
 from telekit.accuracy.redoing.redo_scores import Scene, fitted_scores, scene_of, weight_causes_of
 
 MAX_SCORES = 1 << 24
@@ -109,8 +112,8 @@ def _other_masks(mask: Array, case: Case) -> dict[str, Array]:
         "a mask that shows one token of the future": j <= i + 1, "the mask with the opposite meaning": j > i,
         "a mask of the future and itself": j >= i,
     }  # fmt: skip
-    for how, owner in owners(n, case):
-        masks[f"attention only inside each of {how}"] = mask & (owner[:, None] == owner[None, :])
+    for how, shown in ring_masks(n, case):
+        masks[f"attention only {how}"] = mask & shown
     for width in range(1, min(n, 64)):
         masks[f"a window of {width}"] = mask & (i - j < width)
     return masks
@@ -118,12 +121,22 @@ def _other_masks(mask: Array, case: Case) -> dict[str, Array]:
 
 def owners(n: int, case: Case) -> Iterator[tuple[str, Array]]:
     """Ways to deal positions to ranks: which rank has each, in order and zigzag."""
-    for count in sorted({int(s) for s in case.sizes.values() if 1 < s <= 16} | {2, 4}):
+    for count, _ in counts(case, "cp"):
         if n % count == 0:
             yield f"{count} pieces", np.arange(n) // (n // count)
         if n % (2 * count) == 0:
             chunk = np.arange(n) // (n // (2 * count))
             yield f"{count} pieces dealt zigzag", np.minimum(chunk, 2 * count - 1 - chunk)
+
+
+def ring_masks(n: int, case: Case) -> Iterator[tuple[str, Array]]:
+    """Pairs of query and key that a ring of ranks leaves where some of its steps are not run."""
+    for how, owner in owners(n, case):
+        ranks = int(owner.max()) + 1
+        step = (owner[:, None] - owner[None, :]) % ranks
+        yield f"inside each of {how}: the keys of the other ranks do not count", step == 0
+        for k in range(1, ranks if ranks > 2 else 1):
+            yield f"over {how} without step {k} of the ring (the keys of the rank {k} before)", step != k
 
 
 def _merged(
@@ -184,12 +197,16 @@ def _done(
     order: tuple[int, ...],
     shape: tuple[int, ...],
     mask: Array,
-    how: dict[str, float],
+    how: Mapping[str, Any],
     q: Floats,
     k: Floats,
     v: Floats,
 ) -> Floats:
-    """Attention with the heads' usual scale times ``scale``, and ``sink`` more in the denominator."""
+    """Attention with the heads' usual scale times ``scale``, and ``sink`` more in the denominator.
+
+    ``scores``, ``powers`` and ``weights`` name a format that the scores, their exponentials or the softmax are rounded
+    to.
+    """
     q, k, v = (a.transpose(order) for a in (q, k, v))
     groups = q.shape[1] // k.shape[1]
     if groups > 1:
@@ -197,6 +214,7 @@ def _done(
             np.tile(a, (1, groups, 1, 1)) if how.get("tile") else np.repeat(a, groups, axis=1) for a in (k, v)
         )
     scores = (q @ k.swapaxes(-1, -2)) * q.shape[-1] ** -0.5 * how.get("scale", 1.0)
+    scores = rounded(scores, how["scores"]) if "scores" in how else scores
     scores = np.where(mask, scores, how.get("hidden", -np.inf))
     top = np.maximum(scores.max(axis=-1, keepdims=True), -1e30)
     p = np.exp(scores - top)
@@ -205,7 +223,10 @@ def _done(
         p, total = np.where(mask, scores, 0.0), np.ones_like(total)
     if "power" in how:
         total = total ** how["power"]
-    value = ((p / np.where(total > 0, total, 1.0)) @ v).transpose(np.argsort(order))
+    p = rounded(p, how["powers"]) if "powers" in how else p
+    p = p / np.where(total > 0, total, 1.0)
+    p = rounded(p, how["weights"]) if "weights" in how else p
+    value = (p @ v).transpose(np.argsort(order))
     return np.asarray(value.reshape(shape))
 
 
@@ -217,7 +238,7 @@ def _formula_variants(
     case: Case,
     known: tuple[Known, Known, Known],
 ) -> Iterator[Variant]:
-    def made(other: Array | None = None, **how: float) -> Callable[..., Floats]:
+    def made(other: Array | None = None, **how: Any) -> Callable[..., Floats]:
         return partial(_done, order, shape, mask if other is None else other, how)
 
     n = len(mask)
@@ -225,7 +246,7 @@ def _formula_variants(
         if not np.array_equal(other, mask):
             kind = kinds.MISSING_REDUCTION if "pieces" in text else kinds.MASK
             yield kind, f"{text} in place of {name} mask", made(other)
-    for m in (2, 4, 8):
+    for m, _ in counts(case, "cp"):
         for text, at in zigzags(n, m):
             seen = np.arange(n)[:, None]
             said = f"a mask of keys {text} of {m} ranks"
@@ -237,6 +258,14 @@ def _formula_variants(
     yield kinds.NORMALISATION, "the softmax's denominator left out", made(power=0.0)
     yield kinds.NORMALISATION, "the scores themselves, without their softmax", made(linear=1.0)
     yield kinds.PERMUTATION, "key and value heads tiled, not repeated", made(tile=1.0)
+    for dtype in (d for d in NARROW if FORMATS[d].epsilon > 2 * case.epsilon):
+        yield kinds.WRONG_DTYPE, f"the scores rounded to {dtype} before the softmax", made(scores=dtype)
+        yield (
+            kinds.WRONG_DTYPE,
+            f"the scores' exponentials rounded to {dtype} before the values",
+            made(powers=dtype),
+        )
+        yield kinds.WRONG_DTYPE, f"the softmax rounded to {dtype} before the values", made(weights=dtype)
     yield kinds.SOFTMAX_SCALE, "no scale", lambda q, k, v: made(scale=q.shape[-1] ** 0.5)(q, k, v)
     yield kinds.SOFTMAX_SCALE, "the scale twice", lambda q, k, v: made(scale=q.shape[-1] ** -0.5)(q, k, v)
     yield kinds.PERMUTATION, "keys and values the wrong way round", lambda q, k, v: made()(q, v, k)

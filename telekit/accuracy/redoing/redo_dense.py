@@ -10,9 +10,11 @@ import numpy as np
 
 from telekit.accuracy.causes import finding as kinds
 from telekit.accuracy.causes.case import Case
+from telekit.accuracy.checks.grids import NARROW
 from telekit.accuracy.compared import FORWARD
-from telekit.accuracy.measures.pairs import Floats
-from telekit.accuracy.redoing.redo_formula import Formula, Variant, counts
+from telekit.accuracy.measures.pairs import FORMATS, Floats
+from telekit.accuracy.redoing.redo_formula import SCALINGS, Formula, Variant, rounded
+from telekit.accuracy.redoing.redo_orders import counts
 
 _FLOPS = 1 << 31
 
@@ -42,9 +44,8 @@ def linear(case: Case) -> Iterator[Formula]:
                 make = partial(_product, how, g.shape)
                 text = f"the product {how} of {a.name} and {b.name}"
                 square = w.shape[0] == w.shape[1] if how != "x^T y" else rows == columns
-                yield Formula(
-                    text, (a, b), make, partial(_transposed, how, g.shape, square), (1,) if weight else ()
-                )
+                variants = partial(_linear_variants, case, how, g.shape, square)
+                yield Formula(text, (a, b), make, variants, (1,) if weight else (), once=weight)
 
 
 def _product(how: str, shape: tuple[int, ...], x: Floats, w: Floats) -> Floats:
@@ -53,14 +54,28 @@ def _product(how: str, shape: tuple[int, ...], x: Floats, w: Floats) -> Floats:
     return np.asarray(value.reshape(shape))
 
 
-def _transposed(how: str, shape: tuple[int, ...], square: bool) -> Iterator[Variant]:
-    if not square:
-        return
-    if how == "x^T y":
+def _linear_variants(case: Case, how: str, shape: tuple[int, ...], square: bool) -> Iterator[Variant]:
+    if square and how == "x^T y":
         yield kinds.PERMUTATION, "the result transposed", lambda x, w: _product(how, shape, x, w).T
-    else:
+    elif square:
         other = "x w" if how == "x w^T" else "x w^T"
         yield kinds.PERMUTATION, "the weight transposed", partial(_product, other, shape)
+    own = [d for d in NARROW if d.startswith("float8") or FORMATS[d].epsilon > 2 * case.epsilon]
+    for (n, name), dtype in product(counts(case, "tp", "etp"), own if how != "x^T y" else ()):
+        for scaling in SCALINGS:
+            of, by = (f" ({name})" if name else ""), (f", scaled {scaling}," if scaling else "")
+            text = f"the terms of {n} ranks{of} rounded{by} to {dtype} before they are added"
+            yield kinds.WRONG_DTYPE, text, partial(_of_rounded_terms, case, how, shape, n, dtype, scaling)
+
+
+def _of_rounded_terms(
+    case: Case, how: str, shape: tuple[int, ...], n: int, dtype: str, scaling: str, x: Floats, w: Floats
+) -> Floats:
+    """Each rank's term of a product, held as the run holds it, rounded, and added."""
+    held = next((d for d in ("bfloat16", "float16") if FORMATS[d].epsilon == case.epsilon), "float32")
+    left, right = flat(x), flat(w).T if how == "x w^T" else flat(w)
+    terms = [a @ b for a, b in zip(np.split(left, n, axis=1), np.split(right, n), strict=True)]
+    return np.asarray(sum(rounded(rounded(t, held), dtype, scaling) for t in terms)).reshape(shape)
 
 
 def sums(case: Case) -> Iterator[Formula]:
@@ -102,7 +117,13 @@ def embeddings(case: Case) -> Iterator[Formula]:
             if w is None or i is None or w.ndim != 2 or g.shape != (*i.shape, w.shape[1]):
                 continue
             if _numbers(i, len(w)):
-                yield Formula("the rows of the token ids", (ids, table), _looked_up, _lookup_variants, (1,))
+                yield Formula(
+                    "the rows of the token ids",
+                    (ids, table),
+                    _looked_up,
+                    partial(_lookup_variants, case),
+                    (1,),
+                )
     elif g.ndim == 2:
         for ids, up in product(case.inputs, case.inputs):
             i, y = ids.golden, up.golden
@@ -126,13 +147,13 @@ def _looked_up(ids: Floats, table: Floats) -> Floats:
     return np.asarray(table[np.clip(ids.astype(int), 0, len(table) - 1)])
 
 
-def _lookup_variants() -> Iterator[Variant]:
+def _lookup_variants(case: Case) -> Iterator[Variant]:
     def extra(n: int, ids: Floats, table: Floats) -> Floats:
         """Each of n ranks answers for tokens it has not, with the first row of its part."""
         owner, first = ids.astype(int) * n // len(table), table[:: len(table) // n]
         return np.asarray(_looked_up(ids, table) + first.sum(axis=0) - first[owner])
 
-    for n in (2, 4, 8):
+    for n, _ in counts(case, "tp"):
         said = f"tokens of other ranks not zeroed, the first row of each of {n} pieces of the table added for them"
         yield kinds.EXTRA_TERM, said, lambda ids, table, n=n: extra(n, ids, table)
     yield (
@@ -145,7 +166,7 @@ def _lookup_variants() -> Iterator[Variant]:
         "each token's number one too low",
         lambda ids, table: _looked_up(ids - 1, table),
     )
-    for n in (2, 4, 8):
+    for n, _ in counts(case, "tp"):
         text = f"the table's {n} pieces each looked up as if all began at 0"
         yield kinds.PERMUTATION, text, lambda ids, table, n=n: _looked_up(ids % (len(table) // n), table)
 

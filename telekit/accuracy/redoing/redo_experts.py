@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import permutations, product
 
 import numpy as np
 
@@ -15,8 +14,8 @@ from telekit.accuracy.measures.pairs import Array, Floats
 from telekit.accuracy.redoing.redo_formula import Formula, Variant
 from telekit.accuracy.redoing.redo_gates import softmax
 
-_WORDS = ("dispatch", "combine", "permute", "moe")
-_GROUPED = ("expert", "grouped")
+EXCHANGED = ("dispatch", "combine", "permute", "moe")
+"""Words of operators that send rows to experts and back."""
 
 
 def choices(case: Case) -> Iterator[Floats]:
@@ -41,7 +40,7 @@ def choices(case: Case) -> Iterator[Floats]:
             yield x
 
 
-def _slots(chosen: Floats) -> Array:
+def slots_of(chosen: Floats) -> Array:
     """Where the row of each token's choice stands among rows sorted by expert, then token: (tokens, k)."""
     numbers = chosen.reshape(-1, chosen.shape[-1]).astype(int)
     order = np.argsort(numbers.ravel(), kind="stable")
@@ -54,10 +53,10 @@ def exchanges(case: Case) -> Iterator[Formula]:
     """Rows sent to their experts and weighed sums of what comes back, forward and backward."""
     g = case.golden
     assert g is not None
-    if g.ndim < 2 or not any(w in case.words for w in _WORDS):
+    if g.ndim < 2 or not any(w in case.words for w in EXCHANGED):
         return
     for chosen in choices(case):
-        slots, tokens = _slots(chosen), chosen.shape[:-1]
+        slots, tokens = slots_of(chosen), chosen.shape[:-1]
         for x in case.inputs:
             if x.golden is None or x.golden.ndim < 2:
                 continue
@@ -167,13 +166,14 @@ def _returned(case: Case, x: Known, chosen: Floats, slots: Array) -> Iterator[Fo
             (x,),
             lambda r: added(r, np.ones(k)),
             lambda: _kept(k, added),
+            once=True,
         )
         return
     for w in case.inputs:
         if w.golden is not None and w.golden.shape == chosen.shape and not np.array_equal(w.golden, chosen):
             yield Formula(
                 "the experts' rows weighed and added", (x, w), lambda r, w: added(r, w.reshape(slots.shape)),
-                lambda: _weighed_variants(k, slots, added),
+                lambda: _weighed_variants(k, slots, added), once=True,
             )  # fmt: skip
 
 
@@ -252,111 +252,3 @@ def _of_weights_variants(slots: Array, shape: tuple[int, ...]) -> Iterator[Varia
         "the mean over channels, not the sum",
         lambda up, r: right(up, r) / r.shape[-1],
     )
-
-
-# --- grouped linear layers -----------------------------------------------------------------------------------------
-
-
-def grouped(case: Case) -> Iterator[Formula]:
-    """Each expert's rows by its own weight, and the gradients; which rows are whose is read from golden's forward."""
-    g = case.golden
-    assert g is not None
-    if not any(w in case.words for w in _GROUPED) or case.part == "input":
-        return
-    deep = [k for k in case.inputs if k.golden is not None and k.golden.ndim == 2]
-    for w, x in product(case.parameters, deep):
-        a, b = x.golden, w.golden
-        if a is None or b is None or b.ndim != 3 or a.shape[1] != b.shape[2]:
-            continue
-        wide = (len(a), b.shape[1])
-        if case.phase == FORWARD:
-            if g.shape == wide:
-                of = owners(a, b, g)
-                variants = partial(_grouped_variants, of, len(b))
-                yield Formula(
-                    "each expert's rows by its weight", (x, w), partial(_grouped, of), variants, (1,)
-                )
-            continue
-        outer = [k for k in deep if k.golden is not None and k.golden.shape == wide]
-        for out, up in permutations(outer, 2):
-            assert out.golden is not None
-            yield from _grouped_back(owners(a, b, out.golden), up, x, w, g)
-
-
-def owners(x: Floats, w: Floats, out: Floats) -> Array:
-    """Which expert's weight makes each row of the output of its input."""
-    errors = np.stack([((x @ e.T - out) ** 2).sum(axis=1) for e in w])
-    return np.asarray(np.argmin(errors, axis=0))
-
-
-def _grouped(of: Array, x: Floats, w: Floats) -> Floats:
-    out = np.zeros((len(x), w.shape[1]))
-    for e in range(len(w)):
-        out[of == e] = x[of == e] @ w[e].T
-    return out
-
-
-def _shifted(of: Array) -> Iterator[tuple[str, Array]]:
-    for by in (1, -1):
-        near = of[np.clip(np.arange(of.size) + by, 0, of.size - 1)]
-        yield f"experts' first rows {by:+d} off", near
-
-
-def _grouped_variants(of: Array, experts: int) -> Iterator[Variant]:
-    for text, other in _shifted(of):
-        yield kinds.LOCAL, text, partial(_grouped, other)
-    for by in (1, -1):
-        yield kinds.PERMUTATION, f"the weight of the expert {by:+d}", partial(_grouped, (of + by) % experts)
-    yield kinds.PERMUTATION, "the weights in reverse order", partial(_grouped, experts - 1 - of)
-    for e in range(min(experts, 16)):
-        yield kinds.DUPLICATED, f"expert {e}'s weight for all rows", partial(_grouped, np.full_like(of, e))
-
-
-def _grouped_back(of: Array, up: Known, x: Known, w: Known, g: Floats) -> Iterator[Formula]:
-    assert x.golden is not None and w.golden is not None
-    n = len(w.golden)
-    if g.shape == x.golden.shape:
-        variants = partial(_rows_back_variants, of, n)
-        yield Formula("the gradient of each expert's rows", (up, w), partial(_rows_back, of), variants, (1,))
-    elif g.shape == w.golden.shape:
-        variants = partial(_weight_back_variants, of, n)
-        yield Formula("the gradient of each expert's weight", (up, x), partial(_weight_back, of, n), variants)
-
-
-def _rows_back(of: Array, up: Floats, w: Floats) -> Floats:
-    return _grouped(of, up, w.swapaxes(-1, -2))
-
-
-def _rows_back_variants(of: Array, experts: int) -> Iterator[Variant]:
-    for text, other in _shifted(of):
-        yield kinds.LOCAL, text, partial(_rows_back, other)
-    for by in (1, -1):
-        yield kinds.PERMUTATION, f"the weight of the expert {by:+d}", partial(_rows_back, (of + by) % experts)
-    for e in range(min(experts, 16)):
-        yield kinds.DUPLICATED, f"expert {e}'s weight for all rows", partial(_rows_back, np.full_like(of, e))
-
-
-def _weight_back(of: Array, experts: int, up: Floats, x: Floats) -> Floats:
-    return np.stack([up[of == e].T @ x[of == e] for e in range(experts)])
-
-
-def _weight_back_variants(of: Array, experts: int) -> Iterator[Variant]:
-    for text, other in _shifted(of):
-        yield kinds.LOCAL, text, partial(_weight_back, other, experts)
-    for by in (1, -1):
-        yield (
-            kinds.PERMUTATION,
-            f"gradients of the expert {by:+d}",
-            partial(_weight_back, (of + by) % experts, experts),
-        )
-    yield (
-        kinds.DUPLICATED,
-        "all rows in every expert's gradient",
-        lambda up, x: np.stack([up.T @ x] * experts),
-    )
-    for n in (2, 4, 8):
-        if experts % n == 0 and experts > n:
-            for k in range(experts // n):
-                keep = (np.arange(experts) % (experts // n) != k)[:, None, None]
-                text = f"no gradient for expert {k} of each of {n} ranks"
-                yield kinds.ZERO, text, lambda up, x, keep=keep: _weight_back(of, experts, up, x) * keep

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import combinations, product
 
 import numpy as np
 
 from telekit.accuracy.causes import finding as kinds
 from telekit.accuracy.causes.case import EARLIER, Case, Known
 from telekit.accuracy.causes.finding import Cause
+from telekit.accuracy.checks.grids import NARROW
 from telekit.accuracy.compared import BACKWARD, Compared
 from telekit.accuracy.graph.noise import representable
-from telekit.accuracy.measures.pairs import FORMATS, Array, Floats, numpy_type
+from telekit.accuracy.measures.pairs import FORMATS, Floats, numpy_type
+from telekit.accuracy.redoing.redo_orders import counts, matched, other_axes, other_orders
 
 Make = Callable[..., Floats]
 Variant = tuple[str, str, Make]
@@ -24,10 +27,11 @@ Variant = tuple[str, str, Make]
 PROOF = 2.0  # epsilons within which golden must keep to a formula
 SURE = 0.25  # of them: no other formula is tried
 TIMES = 4.0  # a layout that sums in pieces may keep to it so much worse than golden
+ONCE = 1.3  # where no layout sums in pieces
 LEAST = 1e-5  # relative; below it nothing is told apart in float32
 MAX_ELEMENTS = 1 << 20  # of any input, for the hypotheses that are tried by the hundred
-_PIECES = 12
 _POOL = 40
+_MANY = 1024  # elements whose rounding adds up to the same
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,8 @@ class Formula:
     """Whether no input can be a sum of ranks' terms, rounded when it was dumped, which golden's is not."""
     hands_on: bool = False
     """Whether nothing is done to the input: then no other tensor is tried in its place."""
+    once: bool = False
+    """Whether it is one sum, which is rounded at its end and nowhere before."""
 
 
 Builder = Callable[[Case], Iterator[Formula]]
@@ -63,10 +69,14 @@ class Proven:
     own_error: float
     resolution: float
     inputs_resolution: float
+    unsplit: bool = False
+    """Whether no layout can have made that one sum in pieces: then it is rounded as golden's is."""
 
     @property
     def limit(self) -> float:
         """Relative error that rounding explains."""
+        if self.unsplit:
+            return max(LEAST, ONCE * self.golden_error)
         least = 0.0 if self.formula.exact else self.inputs_resolution / 2
         return max(LEAST, TIMES * self.golden_error, least)
 
@@ -74,16 +84,6 @@ class Proven:
     def reach(self) -> float:
         """Relative error that a hypothesis may leave: golden may have been exact where the target's sums are not."""
         return max(self.limit, self.resolution / 2)
-
-
-def counts(case: Case) -> list[tuple[int, str]]:
-    """Into how many pieces something may be split: known sizes, else 2, 4 and 8."""
-    named: dict[int, list[str]] = {}
-    for name, size in case.sizes.items():
-        if 1 < size <= 64 and name not in ("tokens", "loss_scale"):
-            named.setdefault(int(size), []).append(name)
-    known = [(size, " or ".join(names)) for size, names in named.items()]
-    return (known or [(2, ""), (4, ""), (8, "")])[:_PIECES]
 
 
 def own_side(known: Known) -> Floats:
@@ -121,7 +121,16 @@ def proven(case: Case, builders: Iterable[Builder]) -> Proven | None:
     own = best[1].make(*inputs)
     if not np.isfinite(own).all():
         return None
-    return Proven(best[1], best[0], own, relative(t, own), _held(t), max(map(_held, inputs)))
+    held = _held(t)
+    unsplit = best[1].once and _unsplit(case, t) and held == _held(g) and best[0] <= held / 2
+    return Proven(best[1], best[0], own, relative(t, own), held, max(map(_held, inputs)), unsplit)
+
+
+def _unsplit(case: Case, target: Floats) -> bool:
+    """Whether sizes are known, and none of them deals the inside of an operator to ranks."""
+    whole = "tp" in case.sizes and all(case.sizes.get(name, 1) == 1 for name in ("tp", "cp", "etp"))
+    activation = case.part == "output" and "reduce" not in case.words
+    return whole and activation and target.size >= _MANY and case.epsilon > 1e-4
 
 
 def _formulas(case: Case, builders: Iterable[Builder]) -> Iterator[Formula]:
@@ -159,13 +168,33 @@ def changed(case: Case, found: Proven) -> Iterator[Cause]:
         if left <= found.reach and left <= whole / 3 and (best is None or left < best[0] / 2):
             best = (left, sure, kind, text + where)
     if best is None:
+        yield from _exchanged(case, found, whole)
         yield from _counted(case, found, whole)
-        yield from _coarser(case, found, whole)
         return
     left, sure, kind, text = best
     said = f"{found.formula.name}, made again from the target's own inputs, is the target with one change: {text}"
     sure = sure if whole > 8 * left else 0.92 * sure
     yield Cause(kind, sure, f"{said} ({left:.2g} of it is left, {whole:.2g} without the change)")
+
+
+def _exchanged(case: Case, found: Proven, whole: float) -> Iterator[Cause]:
+    """Find slices (heads, experts, sequences) of the output that were made from other slices of one input."""
+    t, formula = case.target, found.formula
+    assert t is not None
+    own = [own_side(k) for k in formula.inputs]
+    for at, x in enumerate(own):
+        if x.size > MAX_ELEMENTS or t.size > MAX_ELEMENTS or formula.hands_on:
+            continue
+
+        def made(value: Floats, at: int = at) -> Floats:
+            return formula.make(*own[:at], value, *own[at + 1 :])
+
+        order = matched(made, x, t, min(found.reach, whole / 3))
+        if order is not None:
+            said, left = order
+            text = f"{formula.name} is the target's with {said} of {formula.inputs[at].name} in place of their own"
+            yield Cause(kinds.PERMUTATION, 0.93, f"{text} ({left:.2g} is left of {whole:.2g})")
+            return
 
 
 def _counted(case: Case, found: Proven, whole: float) -> Iterator[Cause]:
@@ -188,9 +217,10 @@ def _counted(case: Case, found: Proven, whole: float) -> Iterator[Cause]:
             if not np.isfinite(matrix).all() or relative(matrix.sum(axis=1), found.own.ravel()) > LEAST:
                 continue  # not linear in it
             factors, *_ = np.linalg.lstsq(matrix, t.ravel(), rcond=1e-9)
+            there = matrix.any(axis=0)
             left = relative(matrix @ factors, t.ravel())
-            if left <= found.reach and left <= whole / 3 and np.ptp(factors) > _UNLIKE:
-                lost = np.flatnonzero(np.abs(factors) < _UNLIKE)
+            if left <= found.reach and left <= whole / 3 and np.ptp(factors[there]) > _UNLIKE:
+                lost = np.flatnonzero((np.abs(factors) < _UNLIKE) & there)
                 kind = kinds.MISSING_TERM if lost.size else kinds.SCALED
                 what = (
                     f"{lost.tolist()} do not count"
@@ -206,10 +236,11 @@ _MOST_INDICES = 64
 _UNLIKE = 0.1  # a factor is told from another, and from nothing, by so much
 
 
-def _coarser(case: Case, found: Proven, whole: float) -> Iterator[Cause]:
+def coarser(case: Case, found: Proven) -> Iterator[Cause]:
     """Find a difference that is noise, of the size that inputs rounded to a coarse format leave in a product."""
     t, own = case.target, found.own
     assert t is not None
+    whole = relative(own, t)
     d = (t - own).reshape(-1, t.shape[-1])
     if d.shape[0] < 8 or d.shape[1] < 8:
         return
@@ -224,12 +255,14 @@ def _coarser(case: Case, found: Proven, whole: float) -> Iterator[Cause]:
     deep = min(len(gram), *(min(a.shape[-1], a.size // a.shape[-1]) for a in inputs))
     if rank < 0.25 * deep or lean > 0.2 or np.count_nonzero(d) < 0.5 * d.size:
         return
-    for name in ("float8_e5m2", "float8_e4m3fn", "bfloat16", "float16"):
-        epsilon = FORMATS[name].epsilon
-        if epsilon > 2 * case.epsilon and 0.1 * epsilon <= whole <= 0.6 * epsilon:
-            text = f"{found.formula.name} is off by noise of {whole:.3g}, the size of {name}'s rounding of its inputs"
-            yield Cause(kinds.WRONG_DTYPE, 0.78, text)
-            return
+    coarse = {name: FORMATS[name].epsilon for name in NARROW if FORMATS[name].epsilon > 2 * case.epsilon}
+    name = min(coarse, key=lambda n: abs(np.log(whole / (_NOISE * coarse[n]))), default="")
+    if name and 0.1 * coarse[name] <= whole <= 0.6 * coarse[name]:
+        text = f"{found.formula.name} is off by noise of {whole:.3g}, the size of {name}'s rounding of its inputs"
+        yield Cause(kinds.WRONG_DTYPE, 0.78, text)
+
+
+_NOISE = 0.25  # epsilons that rounding one or two inputs of a product leaves in it, by the norm
 
 
 def _left(case: Case, found: Proven, value: Floats) -> tuple[float, str]:
@@ -270,21 +303,51 @@ def _hypotheses(case: Case, found: Proven) -> Iterator[Hypothesis]:
     real = [bool((a != np.rint(a)).any()) for a in own]
     for at, known in enumerate(formula.inputs):
         weight = at in formula.weights
-        for kind, said, other in _other_inputs(case, own[at], weight, not formula.hands_on):
+        for kind, said, other in other_inputs(case, own[at], weight, not formula.hands_on):
             yield 0.94, kind, f"{said} {known.name}", formula.make, [*own[:at], other, *own[at + 1 :]]
         for kind, said, other in _other_values(own[at]) if real[at] else ():
             yield 0.94, kind, f"{said} {known.name}", formula.make, [*own[:at], other, *own[at + 1 :]]
-    for name in ("float8_e4m3fn", "float8_e5m2", "bfloat16", "float16"):
-        for scaled in (False, True) if FORMATS[name].epsilon > 2 * case.epsilon else ():
-            text = f"its inputs rounded{', scaled,' if scaled else ''} to {name}"
-            inputs = [rounded(a, name, scaled) if r else a for a, r in zip(own, real, strict=True)]
+    for at, by in combinations(range(len(own)), 2):
+        if own[at].shape == own[by].shape:
+            text = f"{formula.inputs[at].name} and {formula.inputs[by].name} in each other's place"
+            swapped = list(own)
+            swapped[at], swapped[by] = own[by], own[at]
+            yield 0.94, kinds.PERMUTATION, text, formula.make, swapped
+    yield from _rounded_inputs(case, formula, own, [at for at, r in enumerate(real) if r])
+
+
+def _rounded_inputs(case: Case, formula: Formula, own: list[Floats], real: list[int]) -> Iterator[Hypothesis]:
+    """Return the formula with all inputs, or one alone, rounded to a coarser format, scaled before it or not."""
+    some = [(real, "its inputs")]
+    some += [([at], formula.inputs[at].name) for at in real] if len(real) > 1 else []
+    for name, which in product(NARROW, some):
+        if FORMATS[name].epsilon <= 2 * case.epsilon:
+            continue
+        for scaling in SCALINGS:
+            inputs = [rounded(a, name, scaling) if at in which[0] else a for at, a in enumerate(own)]
+            text = f"{which[1]} rounded{f', scaled {scaling},' if scaling else ''} to {name}"
             yield 0.94, kinds.WRONG_DTYPE, text, formula.make, inputs
+    for at, said in some:
+        for axis, of in ((None, "tensor"), (-1, "row")):
+            inputs = [in_levels(a, axis) if k in at else a for k, a in enumerate(own)]
+            yield 0.94, kinds.WRONG_DTYPE, f"{said} in int8, with a scale for each {of}", formula.make, inputs
 
 
-def rounded(x: Floats, dtype: str, scaled: bool = False) -> Floats:
-    """Round to a format, where it is asked for after scaling the largest element to the format's largest."""
-    scale = FORMATS[dtype].maximum / max(float(np.abs(x).max()), 1e-300) if scaled else 1.0
+SCALINGS = ("", "to its largest", "by a power of 2")
+"""What is done to a tensor before it is rounded: nothing, its largest element made the format's, or nearly."""
+
+
+def rounded(x: Floats, dtype: str, scaling: str = "") -> Floats:
+    """Round to a format; ``scaling`` is one of ``SCALINGS``."""
+    scale = FORMATS[dtype].maximum / max(float(np.abs(x).max()), 1e-300) if scaling else 1.0
+    scale = 2.0 ** np.floor(np.log2(scale)) if scaling == SCALINGS[2] else scale
     return np.asarray((x * scale).astype(np.float32).astype(numpy_type(dtype)).astype(np.float64) / scale)
+
+
+def in_levels(x: Floats, axis: int | None) -> Floats:
+    """Round to 127 steps up to the largest element, of the tensor or along an axis."""
+    step = np.maximum(np.abs(x).max(axis=axis, keepdims=True), 1e-300) / 127
+    return np.asarray(np.rint(x / step) * step)
 
 
 def _other_values(own: Floats) -> Iterator[tuple[str, str, Floats]]:
@@ -294,7 +357,9 @@ def _other_values(own: Floats) -> Iterator[tuple[str, str, Floats]]:
         yield kinds.NORMALISATION, "ones in place of", np.ones_like(own)
 
 
-def _other_inputs(case: Case, own: Floats, weight: bool, searched: bool) -> Iterator[tuple[str, str, Floats]]:
+def other_inputs(
+    case: Case, own: Floats, weight: bool = False, searched: bool = False
+) -> Iterator[tuple[str, str, Floats]]:
     """Take an input in another order, without a piece, of another micro-batch, or another tensor altogether."""
     n = int(case.sizes.get("micro_batches", 1))
     if not weight and n > 1 and own.shape[0] % n == 0:
@@ -308,7 +373,8 @@ def _other_inputs(case: Case, own: Floats, weight: bool, searched: bool) -> Iter
         )
         yield kinds.STALE, "other micro-batches' parts in", np.concatenate([blocks[i - 1] for i in range(n)])
     for axis in range(own.ndim):
-        yield from _other_order(case, own, axis)
+        yield from other_orders(case, own, axis)
+    yield from other_axes(case, own)
     for other in _pool(case, own.shape) if searched else ():
         value = own_side(other)
         if not np.array_equal(value, own):
@@ -321,49 +387,6 @@ def _kind_of(other: Known, weight: bool, own: Floats) -> str:
     if not weight:
         return kinds.DIFFERENT_INPUTS
     return kinds.CHANNEL_WEIGHT if own.ndim == 1 else kinds.DIFFERENT_WEIGHTS
-
-
-def _other_order(case: Case, own: Floats, axis: int) -> Iterator[tuple[str, str, Floats]]:
-    """Pieces of an axis in another order, or one of them missing."""
-    size = own.shape[axis]
-    for n, name in counts(case):
-        of = f" ({name})" if name else ""
-        if size % n or size < 2 * n:
-            continue
-        pieces = np.arange(size).reshape(n, -1)
-        for text, order in _orders(n):
-            at = pieces[order].ravel()
-            yield kinds.PERMUTATION, f"{n} pieces{of} of axis {axis} {text} in", np.take(own, at, axis=axis)
-        for k in range(n if n <= 8 else 0):
-            keep = np.isin(np.arange(size), pieces[k], invert=True)
-            shaped = keep.reshape([-1 if a == axis else 1 for a in range(own.ndim)])
-            yield kinds.MISSING_TERM, f"without piece {k} of {n}{of} of axis {axis}", own * shaped
-            yield kinds.MISSING_REDUCTION, f"with piece {k} of {n}{of} of axis {axis} alone", own * ~shaped
-        for text, at in zigzags(size, n):
-            yield kinds.PERMUTATION, f"axis {axis} {text} of {n} ranks{of} in", np.take(own, at, axis=axis)
-    if 2 < size <= 1 << 14:
-        yield kinds.PERMUTATION, f"axis {axis} reversed in", np.flip(own, axis=axis)
-        for by in (1, -1):
-            yield kinds.PERMUTATION, f"axis {axis} shifted by {by:+d} in", np.roll(own, by, axis=axis)
-
-
-def _orders(n: int) -> Iterator[tuple[str, Array]]:
-    if n > 2:
-        yield "in reverse order", np.arange(n)[::-1]
-        yield "one place on", np.roll(np.arange(n), 1)
-        yield "one place back", np.roll(np.arange(n), -1)
-    else:
-        yield "in reverse order", np.array([1, 0])
-
-
-def zigzags(size: int, n: int) -> Iterator[tuple[str, Array]]:
-    """Orders of positions under context parallelism: dealt zigzag and not put back, and the reverse."""
-    if n < 2 or size % (2 * n):
-        return
-    parts = np.arange(size).reshape(2 * n, -1)
-    dealt = np.concatenate([np.concatenate([parts[r], parts[2 * n - 1 - r]]) for r in range(n)])
-    yield "in the zigzag order", dealt
-    yield "put back from a zigzag order it never had", np.argsort(dealt)
 
 
 def _pool(case: Case, shape: tuple[int, ...]) -> tuple[Known, ...]:

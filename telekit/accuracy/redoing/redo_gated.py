@@ -11,7 +11,8 @@ from telekit.accuracy.causes import finding as kinds
 from telekit.accuracy.causes.case import Case, Known
 from telekit.accuracy.compared import BACKWARD, FORWARD
 from telekit.accuracy.measures.pairs import Floats
-from telekit.accuracy.redoing.redo_formula import Formula, Variant, counts, own_side
+from telekit.accuracy.redoing.redo_formula import Formula, Variant, own_side
+from telekit.accuracy.redoing.redo_orders import counts
 from telekit.accuracy.redoing.redo_scores import plain, searched
 
 

@@ -12,7 +12,8 @@ from telekit.accuracy.causes import finding as kinds
 from telekit.accuracy.causes.case import Case, Known
 from telekit.accuracy.compared import BACKWARD, FORWARD
 from telekit.accuracy.measures.pairs import Array, Floats
-from telekit.accuracy.redoing.redo_formula import Formula, Variant, rounded
+from telekit.accuracy.redoing.redo_expert_constants import expert_constants
+from telekit.accuracy.redoing.redo_formula import Formula, Variant, own_side, rounded
 
 _WORDS = ("router", "gate", "gating")
 _Rule = Callable[[Floats, Array], Floats]
@@ -47,7 +48,7 @@ def router_gradients(case: Case) -> Iterator[Formula]:
             ):
                 at = chosen.reshape(-1, chosen.shape[-1]).astype(int)
                 for normalised in (True, False):
-                    yield _formula(normalised, up, x, w, at, g)
+                    yield _formula(normalised, up, x, w, at, case)
 
 
 def routing(case: Case) -> Iterator[Formula]:
@@ -69,14 +70,22 @@ def routing(case: Case) -> Iterator[Formula]:
                 continue
             if _numbers(at, len(w.golden)):
                 for name, rule in _RULES.items():
-                    variants = partial(_rule_variants, name)
+                    variants = partial(_rule_variants, name, x, w, at, case.target)
                     yield Formula(
                         f"routing weights ({name})", (x, w, at), partial(_weights, rule), variants, (1,), True
                     )
 
 
 def _weights(rule: _Rule, x: Floats, w: Floats, at: Floats) -> Floats:
-    return np.asarray(rule((x.reshape(-1, x.shape[-1]) @ w.T).reshape(*x.shape[:-1], -1), at.astype(int)))
+    return np.asarray(rule(_logits(x, w), at.astype(int)))
+
+
+def _logits(x: Floats, w: Floats) -> Floats:
+    return np.asarray((x.reshape(-1, x.shape[-1]) @ w.T).reshape(*x.shape[:-1], -1))
+
+
+def _sigmoid(z: Floats) -> Floats:
+    return np.asarray(1 / (1 + np.exp(-z)))
 
 
 def _taken(values: Floats, at: Array) -> Floats:
@@ -90,13 +99,14 @@ def _share(values: Floats) -> Floats:
 _RULES: dict[str, _Rule] = {
     "softmax, normalised": lambda z, at: _share(_taken(softmax(z), at)),
     "softmax, not normalised": lambda z, at: _taken(softmax(z), at),
-    "sigmoid, normalised": lambda z, at: _share(_taken(1 / (1 + np.exp(-z)), at)),
-    "sigmoid, not normalised": lambda z, at: _taken(1 / (1 + np.exp(-z)), at),
+    "sigmoid, normalised": lambda z, at: _share(_taken(_sigmoid(z), at)),
+    "sigmoid, not normalised": lambda z, at: _taken(_sigmoid(z), at),
 }
 
 
-def _rule_variants(name: str) -> Iterator[Variant]:
+def _rule_variants(name: str, x: Known, w: Known, at: Known, target: Floats | None) -> Iterator[Variant]:
     right = _RULES[name]
+    yield from _with_numbers(name, x, w, at, target)
     for other, rule in _RULES.items():
         if other != name:
             kind = kinds.NORMALISATION if other.split(",")[0] == name.split(",")[0] else kinds.ROUTER
@@ -109,6 +119,8 @@ def _rule_variants(name: str) -> Iterator[Variant]:
     for text, rule in (
         ("equal weights", lambda z, at: np.full(at.shape, 1 / at.shape[-1])),
         ("weights of one", lambda z, at: np.ones(at.shape)),
+        ("a weight of one for the first choice, none for others", lambda z, at: _of_first(np.ones(at.shape))),
+        ("the first choice's weight alone, the others' zero", lambda z, at: _of_first(right(z, at))),
         (reverse, lambda z, at: right(z, at)[..., ::-1]),
         ("logits themselves as weights", _taken),
     ):
@@ -121,6 +133,49 @@ def _rule_variants(name: str) -> Iterator[Variant]:
         )
     said = "logits over the root of the width"
     yield kinds.SOFTMAX_SCALE, said, lambda x, w, at: _weights(right, x / x.shape[-1] ** 0.5, w, at)
+
+
+def _of_first(weights: Floats) -> Floats:
+    return np.asarray(weights * (np.arange(weights.shape[-1]) == 0))
+
+
+def _with_numbers(name: str, x: Known, w: Known, at: Known, target: Floats | None) -> Iterator[Variant]:
+    """Take a number that nobody knows into the rule, fitted to the target's weights."""
+    if target is None or at.golden is None or target.shape != at.golden.shape:
+        return
+    chosen, logits = own_side(at).astype(int), _logits(own_side(x), own_side(w))
+    for other, rule in _RULES.items():
+        made = rule(logits, chosen)
+        factor = float(np.vdot(target, made)) / max(float(np.vdot(made, made)), 1e-300)
+        if abs(factor - 1) > _FACTOR and abs(factor) > _FACTOR:
+            kind = kinds.SCALED if other == name else kinds.NORMALISATION
+            yield kind, f"{other}, times {factor:.4g}", partial(_weights, partial(_times, rule, factor))
+    scores = softmax if name.startswith("softmax") else _sigmoid
+    own = scores(logits)
+    if "not" not in name and (target > 0).all():
+        p = _taken(own, chosen)
+        more = float(np.median(p / target - p.sum(axis=-1, keepdims=True)))
+        text = f"{more:.3g} added to the sum that the weights are divided by"
+        yield kinds.NORMALISATION, text, partial(_weights, partial(_more, scores, more))
+    for kind, text, of_scores in expert_constants(own, chosen, target, "not" not in name):
+        yield kind, text, partial(_weights, partial(_of_scores, scores, of_scores))
+
+
+_SHARE = 0.05  # so much nearer to one a fitted share is golden's
+_FACTOR = 0.01  # nearer to one, or to nothing, a factor is none
+
+
+def _times(rule: _Rule, factor: float, logits: Floats, at: Array) -> Floats:
+    return factor * rule(logits, at)
+
+
+def _more(scores: Callable[[Floats], Floats], more: float, logits: Floats, at: Array) -> Floats:
+    p = _taken(scores(logits), at)
+    return np.asarray(p / (p.sum(axis=-1, keepdims=True) + more))
+
+
+def _of_scores(scores: Callable[[Floats], Floats], rule: _Rule, logits: Floats, at: Array) -> Floats:
+    return rule(scores(logits), at)
 
 
 def _heated(rule: _Rule, factor: float, logits: Floats, at: Array) -> Floats:
@@ -143,16 +198,21 @@ def _numbers(known: Known, experts: int) -> bool:
     return bool((np.diff(np.sort(x.reshape(-1, x.shape[-1]), axis=1), axis=1) > 0).all())
 
 
-def _formula(normalised: bool, up: Known, x: Known, w: Known, at: Array, g: Floats) -> Formula:
-    assert up.golden is not None and x.golden is not None and w.golden is not None
+def _formula(normalised: bool, up: Known, x: Known, w: Known, at: Array, case: Case) -> Formula:
+    g, t = case.golden, case.target
+    assert up.golden is not None and x.golden is not None and w.golden is not None and g is not None
     of_weight = g.shape == w.golden.shape
     chosen = _normalised if normalised else _plain
     rest = g - _made(chosen, _through, at, of_weight, 0.0, up.golden, x.golden, w.golden)
     balance = _balance(rest, x.golden, w.golden, at, of_weight)
     what = "weight" if of_weight else "input"
+    own = [own_side(k) for k in (up, x, w)]
+    bare, whole = (_made(chosen, _through, at, of_weight, b, *own) for b in (0.0, balance))
+    square = float(np.vdot(whole - bare, whole - bare))
+    share = float(np.vdot(t - bare, whole - bare)) / square if t is not None and square else 1.0
     return Formula(
         f"the gradient of the router's {what}", (up, x, w), partial(_made, chosen, _through, at, of_weight, balance),
-        partial(_variants, normalised, at, of_weight, balance), (2,),
+        partial(_variants, normalised, at, of_weight, balance, share), (2,),
     )  # fmt: skip
 
 
@@ -230,7 +290,10 @@ def _as_counted(factors: Floats, chosen: Array) -> Floats:
     return slope * counts if left < 0.1 else factors
 
 
-def _variants(normalised: bool, at: Array, of_weight: bool, balance: Floats | float) -> Iterator[Variant]:
+def _variants(
+    normalised: bool, at: Array, of_weight: bool, balance: Floats | float, fitted: float
+) -> Iterator[Variant]:
+    """``fitted`` is how many times the balancing loss's gradient is in the target, as far as that alone is wrong."""
     right = _normalised if normalised else _plain
 
     def made(chosen: _Chosen = right, back: _Back = _through, share: float = 1.0) -> Callable[..., Floats]:
@@ -255,5 +318,5 @@ def _variants(normalised: bool, at: Array, of_weight: bool, balance: Floats | fl
     yield kinds.PERMUTATION, reverse, made(lambda p, at, up: right(p, at, up[:, ::-1]))
     yield kinds.LOSS_TERM, "the balancing loss's gradient left out", made(share=0.0)
     yield kinds.LOSS_TERM, "the balancing loss's gradient alone", made(lambda p, at, up: 0 * up)
-    for factor in (2.0, 4.0, 8.0, 0.5, 0.25, 0.125, -1.0):
-        yield kinds.LOSS_TERM, f"the balancing loss's gradient times {factor:g}", made(share=factor)
+    if abs(fitted - 1) > _SHARE:
+        yield kinds.LOSS_TERM, f"the balancing loss's gradient times {fitted:.3g}", made(share=fitted)

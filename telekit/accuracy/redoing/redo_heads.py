@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import permutations, product
 
@@ -13,8 +13,9 @@ from telekit.accuracy.causes.case import Case, Known
 from telekit.accuracy.compared import BACKWARD
 from telekit.accuracy.measures.pairs import Array, Floats
 from telekit.accuracy.redoing.redo_angles import angle_variants, turn_of, turned
-from telekit.accuracy.redoing.redo_attention import fitting, owners
-from telekit.accuracy.redoing.redo_formula import Formula, Variant, own_side, zigzags
+from telekit.accuracy.redoing.redo_attention import fitting, ring_masks
+from telekit.accuracy.redoing.redo_formula import Formula, Variant, other_inputs, own_side
+from telekit.accuracy.redoing.redo_orders import counts, zigzags
 
 _TURN = ("rotary", "rope", "pos_emb")
 
@@ -34,11 +35,13 @@ def rotary(case: Case) -> Iterator[Formula]:
             turn = turn_of(g, x.golden, how)
             yield Formula(
                 f"pairs of {how} turned by golden's angles", (x,), partial(turned, turn, how),
-                partial(_turn_variants, turn, how, t, g, x),
+                partial(_turn_variants, turn, how, case, x),
             )  # fmt: skip
 
 
-def _turn_variants(turn: Array, how: str, target: Floats, golden: Floats, known: Known) -> Iterator[Variant]:
+def _turn_variants(turn: Array, how: str, case: Case, known: Known) -> Iterator[Variant]:
+    golden, target = case.golden, case.target
+    assert golden is not None and target is not None
     kind, other = kinds.ROTARY, "neighbours" if how == "halves" else "halves"
     yield (
         kind,
@@ -54,7 +57,7 @@ def _turn_variants(turn: Array, how: str, target: Floats, golden: Floats, known:
     yield kind, "twice the angles", partial(turned, turn * turn, how)
     for by in (1, -1):
         yield kind, f"angles of the position {by:+d}", partial(turned, np.roll(turn, -by, axis=1), how)
-    for n in (2, 4, 8):
+    for n, _ in counts(case, "cp"):
         for text, order in zigzags(turn.shape[1], n):
             yield kind, f"angles of positions {text} of {n} ranks", partial(turned, turn[:, order], how)
         if turn.shape[1] % n == 0:
@@ -105,9 +108,18 @@ def attention_gradients(case: Case) -> Iterator[Formula]:
                 if g.shape != (b if which else a).shape:
                     continue
                 n, groups = a.shape[order[2]], a.shape[order[1]] // b.shape[order[1]]
-                variants = partial(_attention_variants, which, order, n, groups, case)
+                variants = partial(_attention_variants, which, order, n, groups, case, (q, k, v))
                 text = f"attention's gradient of its {what}"
-                yield Formula(text, (q, k, v, up), partial(_made, which, order, {}), variants)
+                heads = in_shape(up, a.shape)
+                yield Formula(text, (q, k, v, heads), partial(_made, which, order, {}), variants)
+
+
+def in_shape(known: Known, shape: tuple[int, ...]) -> Known:
+    """Return a tensor of as many elements, read in another shape: heads with an axis of their own."""
+    t, g = (
+        a if a is None or a.size != np.prod(shape) else a.reshape(shape) for a in (known.target, known.golden)
+    )
+    return Known(known.name, t, g)
 
 
 def _made(
@@ -121,7 +133,7 @@ def _made(
 def gradients(
     tensors: list[Floats], *, pairs: Array | None = None, mask: Array | None = None, back_mask: Array | None = None,
     scale: float = 1.0, back_scale: float = 1.0, delta: float = 1.0, heads: Array | None = None,
-    tile: bool = False, weights: bool = True,
+    tile: bool = False, weights: bool = True, saved: Sequence[Floats] = (),
 ) -> tuple[Floats, Floats, Floats]:  # fmt: skip
     """Gradients of q, k and v of causal attention.
 
@@ -143,24 +155,28 @@ def gradients(
         Heads tiled over groups, not repeated.
     weights : bool
         Whether the probabilities weigh the gradient of the scores.
+    saved : sequence of ndarray
+        q, k, v that the forward had, where the backward has others: its denominators and output are kept.
     """
     q, k, v, up = tensors
-    groups, n, usual = q.shape[1] // k.shape[1], q.shape[2], q.shape[-1] ** -0.5
-    keys, values = (np.tile(a, (1, groups, 1, 1)) if tile else np.repeat(a, groups, axis=1) for a in (k, v))
-    raw = (q @ keys.swapaxes(-1, -2)) * usual * scale
-    scores = np.where(np.tri(n, dtype=bool) if mask is None else mask, raw, -np.inf)
-    top = scores.max(axis=-1, keepdims=True)
-    top = np.where(np.isfinite(top), top, 0.0)
-    p = np.exp(scores - top)
-    total = p.sum(axis=-1, keepdims=True)
-    total = np.where(total > 0, total, 1.0)
-    p = p / total
-    inner = up @ values.swapaxes(-1, -2)
-    inner = inner - delta * (inner * p).sum(axis=-1, keepdims=True)
-    if back_mask is not None:
-        p = np.where(back_mask, np.exp(np.minimum(raw - top, 60)), 0.0) / total
+    groups, n, usual = q.shape[1] // k.shape[1], q.shape[2], q.shape[-1] ** -0.5 * scale
+    shown = np.tri(n, dtype=bool) if mask is None else mask
+    repeat = partial(_over_groups, groups, tile)
+    keys, values = repeat(k), repeat(v)
+    q_saved, k_saved, v_saved = saved or (q, k, v)
+    raw = (q_saved @ repeat(k_saved).swapaxes(-1, -2)) * usual
+    top, total = _denominators(np.where(shown, raw, -np.inf))
+    p = np.where(shown, np.exp(np.minimum(raw - top, 60)), 0.0) / total
+    row = ((up @ repeat(v_saved).swapaxes(-1, -2)) * p).sum(axis=-1, keepdims=True)
+    if saved or back_mask is not None:
+        raw = (q @ keys.swapaxes(-1, -2)) * usual
+        p = (
+            np.where(shown if back_mask is None else back_mask, np.exp(np.minimum(raw - top, 60)), 0.0)
+            / total
+        )
+    inner = up @ values.swapaxes(-1, -2) - delta * row
     count = 1.0 if pairs is None else pairs
-    inner = (p * inner if weights else inner * (p > 0)) * usual * back_scale * count
+    inner = (p * inner if weights else inner * (p > 0)) * (usual / scale * back_scale) * count
     of_k, of_v = inner.swapaxes(-1, -2) @ q, (p * count).swapaxes(-1, -2) @ up
     shape = (k.shape[0], groups, k.shape[1], n, -1) if tile else (k.shape[0], k.shape[1], groups, n, -1)
     kept = np.ones(groups, bool) if heads is None else heads
@@ -169,8 +185,21 @@ def gradients(
     return inner @ keys, of_k, of_v
 
 
+def _over_groups(groups: int, tile: bool, x: Floats) -> Floats:
+    """Repeat keys or values over the heads of a group."""
+    return np.tile(x, (1, groups, 1, 1)) if tile else np.repeat(x, groups, axis=1)
+
+
+def _denominators(scores: Floats) -> tuple[Floats, Floats]:
+    """Return a row's largest score and the sum of its exponentials; 0 and 1 for a row that sees nothing."""
+    top = scores.max(axis=-1, keepdims=True)
+    top = np.where(np.isfinite(top), top, 0.0)
+    total = np.exp(scores - top).sum(axis=-1, keepdims=True)
+    return top, np.where(total > 0, total, 1.0)
+
+
 def _attention_variants(
-    which: int, order: tuple[int, ...], n: int, groups: int, case: Case
+    which: int, order: tuple[int, ...], n: int, groups: int, case: Case, inputs: tuple[Known, Known, Known]
 ) -> Iterator[Variant]:
     def made(**how: object) -> Callable[..., Floats]:
         return partial(_made, which, order, how)
@@ -193,12 +222,26 @@ def _attention_variants(
         yield kinds.MASK, f"{name} in the scores done again", made(mask=mask)
         yield kinds.MASK, f"{name} in the backward, with the forward's denominators", made(back_mask=mask)
     yield from _groups(which, groups, made)
-    for how, owner in owners(n, case):
-        text = f"of the pairs those inside each of {how} alone: the other ranks' parts are not added"
-        yield kinds.MISSING_REDUCTION, text, made(pairs=owner[:, None] == owner[None, :])
-    for m in (2, 4, 8):
+    for how, shown in ring_masks(n, case):
+        yield kinds.MISSING_REDUCTION, f"pairs of query and key only {how}", made(pairs=shown)
+    for m, _ in counts(case, "cp"):
         for text, at in zigzags(n, m):
             yield kinds.MASK, f"a mask of positions {text} of {m} ranks", made(mask=at[None, :] <= i)
+
+    yield from _with_saved(which, order, case, inputs)
+
+
+def _with_saved(
+    which: int, order: tuple[int, ...], case: Case, inputs: tuple[Known, Known, Known]
+) -> Iterator[Variant]:
+    """Return gradients whose backward has other queries, keys or values than the forward, whose sums it keeps."""
+    own = [own_side(k) for k in inputs]
+    make: Callable[..., Floats] = partial(_made, which, order, {"saved": [a.transpose(order) for a in own]})
+    for at, known in enumerate(inputs):
+        for kind, said, other in other_inputs(case, own[at]):
+            used = [*own[:at], other, *own[at + 1 :]]
+            text = f"{said} {known.name} in the backward, with the forward's denominators and output"
+            yield kind, text, lambda q, k, v, up, used=used: make(*used, up)
 
 
 _Maker = Callable[..., Callable[..., Floats]]

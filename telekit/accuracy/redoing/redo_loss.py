@@ -180,13 +180,14 @@ def _zeros(t: Losses, wrong: Array, shape: tuple[int, ...]) -> Iterator[Cause]:
             text = f"the loss is 0 at {name} {at} of {grid.shape[axis]}: masked out, golden counts them"
             yield Cause(kinds.MASK, 0.93, text)
             return
-    if ids.size <= 2 and np.all(np.isin(t.labels, ids) == wrong):
-        text = f"the loss is 0 wherever the label is {', '.join(map(str, ids))}: an ignored index, golden counts it"
+    if np.all(np.isin(t.labels, ids) == wrong):
+        listed = f"{', '.join(map(str, ids[:_FEW]))}{'…' if ids.size > _FEW else ''}"
+        text = f"the loss is 0 wherever the label is {listed}, and only there: ignored, golden counts them"
         yield Cause(kinds.MASK, 0.93, text)
         return
     yield Cause(
         kinds.MASK,
-        0.8,
+        0.92,
         f"the loss of {int(wrong.sum())} of {wrong.size} tokens is 0: masked out, golden counts them",
     )
 

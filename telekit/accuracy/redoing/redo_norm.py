@@ -12,7 +12,9 @@ from telekit.accuracy.causes import finding as kinds
 from telekit.accuracy.causes.case import Case, Known
 from telekit.accuracy.compared import BACKWARD, FORWARD
 from telekit.accuracy.measures.pairs import Floats
-from telekit.accuracy.redoing.redo_formula import Formula, Variant, counts, own_side
+from telekit.accuracy.redoing.redo_fit import nearest
+from telekit.accuracy.redoing.redo_formula import Formula, Variant, own_side
+from telekit.accuracy.redoing.redo_orders import counts
 
 
 def norms(case: Case) -> Iterator[Formula]:
@@ -124,12 +126,16 @@ def _forward_variants(eps: float, centred: bool) -> tuple[Variant, ...]:
         (norm, "the mean of absolute values", lambda x, w: x * w / (np.abs(x).mean(axis=-1, keepdims=True) + eps)),
         (norm, "the unbiased variance", lambda x, w: once(x, w) * np.sqrt(1 - 1 / x.shape[-1])),
         (norm, "one mean square for the whole tensor", lambda x, w: x * w / np.sqrt((x * x).mean() + eps)),
-        (norm, "one mean square for each sequence", lambda x, w: x * w / np.sqrt(_of_sequence(x) + eps)),
+        (norm, "the mean square over the positions, by channel", lambda x, w: x * w / np.sqrt(_over(x, -2) + eps)),
+        (norm, "the mean square over all tokens, by channel",
+         lambda x, w: x * w / np.sqrt(_over(x, tuple(range(x.ndim - 1))) + eps)),
+        (norm, "one mean square for each sequence",
+         lambda x, w: x * w / np.sqrt(_over(x, tuple(range(1, x.ndim))) + eps)),
     )  # fmt: skip
 
 
-def _of_sequence(x: Floats) -> Floats:
-    return np.asarray((x * x).mean(axis=tuple(range(1, x.ndim)), keepdims=True))
+def _over(x: Floats, axes: int | tuple[int, ...]) -> Floats:
+    return np.asarray((x * x).mean(axis=axes, keepdims=True))
 
 
 def _outside(target: Floats, x: Floats, w: Floats) -> Floats:
@@ -170,7 +176,7 @@ def _backward_norm(up: Known, x: Known, w: Known, eps: float, centred: bool, cas
     if g.shape == x.golden.shape:
         yield Formula(
             f"the gradient of {name}'s input", (up, x, w), partial(_norm_gradient, eps, centred, 1.0),
-            partial(_norm_gradient_variants, eps, centred), (2,),
+            partial(_all_gradient_variants, eps, centred, (up, x, w), case.target), (2,),
         )  # fmt: skip
     elif g.shape == x.golden.shape[-1:] and (case.part != "output" or "reduce" in case.words):
 
@@ -233,6 +239,24 @@ def _norm_gradient_variants(eps: float, centred: bool) -> tuple[Variant, ...]:
         (norm, "the output's gradient handed on as it is", lambda up, x, w: up),
         (norm, f"{norm_name(not centred)}'s gradient", partial(_norm_gradient, eps, not centred, 1.0)),
     )  # fmt: skip
+
+
+def _all_gradient_variants(
+    eps: float, centred: bool, inputs: tuple[Known, Known, Known], target: Floats | None
+) -> Iterator[Variant]:
+    """Return those without a number, and the eps that comes nearest."""
+    yield from _norm_gradient_variants(eps, centred)
+    if target is None:
+        return
+    own = [own_side(k) for k in inputs]
+
+    def left(power: float) -> float:
+        return float(np.linalg.norm(_norm_gradient(float(np.exp(power)), centred, 1.0, *own) - target))
+
+    best = nearest(left, np.log(np.geomspace(1e-8, MOST_EPSILON, 43)))
+    own_eps = float(np.exp(best))
+    text = f"an eps of {own_eps:.3g}, not {eps:.3g}, in the gradient"
+    yield kinds.NORM_EPSILON, text, partial(_norm_gradient, own_eps, centred, 1.0)
 
 
 def _rows(x: Floats) -> Floats:

@@ -13,7 +13,8 @@ from telekit.accuracy.causes.finding import Cause
 from telekit.accuracy.compared import BACKWARD
 from telekit.accuracy.measures.pairs import Array, Floats
 from telekit.accuracy.redoing.redo_dense import flat, linear
-from telekit.accuracy.redoing.redo_formula import LEAST, counts, own_side, proven, relative
+from telekit.accuracy.redoing.redo_formula import LEAST, own_side, proven, relative
+from telekit.accuracy.redoing.redo_orders import counts
 
 _UNLIKE = 0.05  # factors this far apart are not one
 _WHOLE = 0.02  # from a number that sums and means give: what rounding may leave of a factor

@@ -13,6 +13,7 @@ from telekit.accuracy.causes.cause_values import agrees, taken_away
 from telekit.accuracy.causes.finding import Cause
 from telekit.accuracy.measures.pairs import Array, Floats
 
+_SORTED = 0.3  # of the difference: what putting the slots in order may leave
 _WORDS = ("router", "gate", "topk", "top_k", "moe")
 
 
@@ -258,7 +259,10 @@ def _slots(case: Case) -> Iterator[Cause]:
     if g.shape[-1] < 2:
         return
     a, b = np.sort(t, axis=-1), np.sort(g, axis=-1)
-    if float(np.linalg.norm((a - b).ravel())) <= max(case.noise, 1e-9) * float(np.linalg.norm(g.ravel())):
-        moved = float(np.mean(np.any(t != g, axis=-1)))
+    noise = max(case.noise, 1e-9) * float(np.linalg.norm(g.ravel()))
+    left, whole = (float(np.linalg.norm((x - y).ravel())) for x, y in ((a, b), (t, g)))
+    if left <= noise and left <= _SORTED * whole:
+        near = noise / np.sqrt(g.size)
+        moved = float(np.mean(np.any(np.abs(t - g) > near, axis=-1)))
         text = f"each row holds the same values in other slots ({moved:.0%} of the tokens): order of the chosen experts"
         yield Cause(kinds.ROUTER, 0.97, text)

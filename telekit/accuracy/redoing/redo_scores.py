@@ -207,34 +207,41 @@ def weight_causes_of(scene: Scene, target: Floats, reach: float) -> Iterator[Cau
     if not np.array_equal(scene.mask, np.tri(n, dtype=bool)) or scene.q.size > MAX_FITTED:
         return
     usual, total, wrong = probabilities(scene.scores, scene.mask), 0.0, 0.0
-    ratios, weights, sums = [], [], []
-    for i in range(2, min(n, d - 1, _MOST_COLUMNS)):
+    ratios, rooms, weights, sums = [], [], [], []
+    for i in range(min(n, d - 1, _MOST_COLUMNS)):
         values, row = scene.v[:, :, : i + 1], target[:, :, i : i + 1]
         size = np.linalg.svd(values, compute_uv=False)
         good = size[..., -1] > _LEAST_VALUE * size[..., 0]
-        w = row @ np.linalg.pinv(values)
+        inverse = np.linalg.pinv(values)
+        w = row @ inverse
         rest = (w @ values - row)[good]
         total, wrong = total + float(np.square(row[good]).sum()), wrong + float(np.square(rest).sum())
         ratios.append((w[:, :, 0] / usual[:, :, i, : i + 1])[good].ravel())
         weights.append(usual[:, :, i, : i + 1][good].ravel())
+        off = np.linalg.norm(row, axis=-1) * np.linalg.norm(inverse, axis=-2) / np.sqrt(d)
+        rooms.append((_ROOM * reach * off / usual[:, :, i, : i + 1])[good].ravel())
         sums.append(np.stack([w[:, :, 0].sum(axis=-1)[good], w[:, :, 0].min(axis=-1)[good]], axis=-1))
     if not ratios or sum(map(len, sums)) < _LEAST_ROWS or wrong > (2 * reach) ** 2 * total:
         return
-    yield from _of_weights(np.concatenate(ratios), np.concatenate(weights), np.concatenate(sums), reach)
+    ratio, room = np.concatenate(ratios), np.concatenate(rooms)
+    yield from _of_weights(ratio, room, np.concatenate(weights), np.concatenate(sums), reach)
 
 
 _LEAST_VALUE = 0.15
 _LEAST_ROWS = 16
 _LEAST_SHARE = 0.01
+_LEAST_WEIGHT = 0.02
+_ROOM, _MOST_ROOM = 8.0, 0.25  # times rounding's usual error; of a weight, where it cannot be told from none
 
 
-def _of_weights(ratio: Floats, weight: Floats, sums: Floats, reach: float) -> Iterator[Cause]:
+def _of_weights(ratio: Floats, room: Floats, weight: Floats, sums: Floats, reach: float) -> Iterator[Cause]:
+    """Say what weights are over golden's, ``ratio`` with a ``room`` that rounding leaves each; ``sums`` are rows'."""
     near = 10 * reach / _LEAST_VALUE
-    seen = weight > max(0.02, 2 * near)
-    ratio, room = ratio[seen], near / weight[seen]
+    seen = (room < _MOST_ROOM) & (weight > _LEAST_WEIGHT)
+    ratio, room = ratio[seen], room[seen]
     if ratio.size < 32:
         return
-    gone = np.abs(ratio) < room
+    gone = np.abs(ratio) <= room  # a row of nothing has no room at all
     share, rest = float(gone.mean()), ratio[~gone]
     if _LEAST_SHARE < share < 0.9:
         factor = float(np.median(rest))

@@ -7,23 +7,25 @@ out to rounding.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import permutations
 
 import numpy as np
 
 from telekit.accuracy.causes import finding as kinds
 from telekit.accuracy.causes.case import Case
 from telekit.accuracy.causes.finding import Cause
+from telekit.accuracy.checks.grids import coarser_grid
 from telekit.accuracy.compared import FORWARD
 from telekit.accuracy.measures.pairs import Array, Floats
-from telekit.accuracy.redoing.redo_formula import Proven, counts, own_side
+from telekit.accuracy.redoing.redo_factors import by_columns, by_rows
+from telekit.accuracy.redoing.redo_formula import Proven, own_side
 from telekit.accuracy.redoing.redo_gated import ACTIVATIONS, sigmoid
+from telekit.accuracy.redoing.redo_moved import moved, near
+from telekit.accuracy.redoing.redo_orders import counts
 from telekit.accuracy.redoing.redo_scores import plain, searched
 
 MAX_ELEMENTS = 1 << 22
 _LEAST = 32  # elements, or a share by chance is no share
 _SAMPLE = 1 << 16
-_MOST_ROWS = 1 << 13
 
 
 def value_causes(case: Case, found: Proven) -> Iterator[Cause]:
@@ -79,19 +81,15 @@ def done_to(own: Floats, t: Floats, reach: float, case: Case) -> Iterator[Cause]
     size = float(np.linalg.norm(t.ravel()))
     if size == 0 or float(np.linalg.norm((t - own).ravel())) <= 2 * reach * size:
         return
-    if _near(own * float(np.vdot(own, t) / np.vdot(own, own)), t, reach):
+    if near(own * float(np.vdot(own, t) / np.vdot(own, own)), t, reach):
         return  # one factor: that is said elsewhere, with what it may be
     yield from _zeroed(own, t, reach, case)
-    yield from _moved(own, t, reach, case)
+    yield from moved(own, t, reach, case)
     yield from _added(own, t, reach)
     if case.phase == FORWARD:
         yield from _mapped(own, t, reach)
-    yield from _by_rows(own, t, reach)
-
-
-def _near(value: Floats, t: Floats, reach: float) -> bool:
-    rest = float(np.linalg.norm((value - t).ravel()))
-    return bool(np.isfinite(rest)) and rest <= reach * float(np.linalg.norm(t.ravel()))
+    yield from by_columns(own, t, reach, case)
+    yield from by_rows(own, t, reach)
 
 
 # --- zeros -----------------------------------------------------------------------------------------------------------
@@ -105,7 +103,7 @@ def _zeroed(own: Floats, t: Floats, reach: float, case: Case) -> Iterator[Cause]
         return
     kept = np.where(gone, 0.0, own)
     factor = float(np.vdot(kept, t) / max(float(np.vdot(kept, kept)), 1e-300))
-    if not _near(kept * factor, t, reach):
+    if not near(kept * factor, t, reach):
         return
     rows = _rows(gone)
     alive = (_rows(own) != 0).any(axis=1)
@@ -116,7 +114,7 @@ def _zeroed(own: Floats, t: Floats, reach: float, case: Case) -> Iterator[Cause]
         return
     rate = 1 - 1 / factor if factor else 0.0
     count = float(np.sqrt(share * (1 - share) / t.size))
-    if factor > 1 and abs(share - rate) < 5 * count + 0.03:
+    if factor > 1 and not same and abs(share - rate) < 5 * count + 0.03:
         text = f"{share:.2%} of the elements are 0 and the others {factor:.4g} times as large"
         yield Cause(kinds.LOCAL, 0.96, f"{text}: dropout of {rate:.2g} left on")
     elif same:
@@ -166,63 +164,6 @@ def _rows(x: Array) -> Array:
     return x.reshape(-1, x.shape[-1])
 
 
-# --- other places ----------------------------------------------------------------------------------------------------
-
-
-def _moved(own: Floats, t: Floats, reach: float, case: Case) -> Iterator[Cause]:
-    """Find the right rows in another order: axes swapped without moving the elements, rolled, or otherwise."""
-    if t.ndim < 2 or np.unique(own[:64]).size < 8:
-        return
-    for text, value in _orders(own, case):
-        if _near(value, t, reach):
-            yield Cause(kinds.PERMUTATION, 0.96, f"the elements stand in another order: {text}")
-            return
-    if t.shape[-1] < 4 or t.size // t.shape[-1] > _MOST_ROWS // 4:
-        return
-    a, b = _rows(t), _rows(own)
-    probe = np.random.default_rng(0).standard_normal((b.shape[1], 4))
-    order = np.square((a @ probe)[:, None] - (b @ probe)[None]).sum(axis=-1).argmin(axis=1)
-    if np.array_equal(order, np.arange(len(a))) or not _near(b[order], a, reach):
-        return
-    moved = int((order != np.arange(len(a))).sum())
-    if np.unique(order).size == len(order):
-        text = (
-            f"{moved} of {len(a)} rows stand in another order, each is another row's: {order[:8].tolist()}…"
-        )
-        yield Cause(kinds.PERMUTATION, 0.94, text)
-    else:
-        text = f"{moved} of {len(a)} rows are other rows, {len(a) - np.unique(order).size} of those are lost"
-        yield Cause(kinds.DUPLICATED, 0.9, f"{text}: rows {order[:8].tolist()}…")
-
-
-def _orders(own: Floats, case: Case) -> Iterator[tuple[str, Floats]]:
-    axes = [a for a in range(own.ndim) if own.shape[a] > 1]
-    for axis in axes:
-        for by in (1, -1, 2, -2):
-            if own.shape[axis] > 2 * abs(by):
-                yield f"axis {axis} rolled by {by:+d}", np.roll(own, by, axis=axis)
-        yield f"axis {axis} reversed", np.flip(own, axis=axis)
-    rows = own.reshape(-1, own.shape[-1])
-    for by in (1, -1):
-        yield f"rows rolled by {by:+d} through all tokens", np.roll(rows, by, axis=0).reshape(own.shape)
-    if own.ndim > 4:
-        return
-    pieces = [(1, 0, "")]
-    for n, name in counts(case):
-        pieces += [
-            (n, a, f", in each of {n} pieces of axis {a}{f' ({name})' if name else ''}") for a in (0, 1)
-        ]
-    for n, axis, said in pieces:
-        if axis >= own.ndim - 1 or own.shape[axis] % n:
-            continue
-        for order in permutations(range(own.ndim)):
-            if order == tuple(range(own.ndim)):
-                continue
-            named = f"axes {order} of the tensor read as its own{said}"
-            parts = np.split(own, n, axis=axis)
-            yield named, np.concatenate([p.transpose(order).reshape(p.shape) for p in parts], axis=axis)
-
-
 # --- functions of each element ------------------------------------------------------------------------------------
 
 
@@ -231,7 +172,7 @@ def _added(own: Floats, t: Floats, reach: float) -> Iterator[Cause]:
     if t.ndim < 2 or t.size // t.shape[-1] < 8:
         return
     bias = _rows(t - own).mean(axis=0)
-    if _near(own + bias, t, reach):
+    if near(own + bias, t, reach):
         text = f"with one vector added for every token, of norm {float(np.linalg.norm(bias)):.3g}: a bias too many"
         yield Cause(kinds.EXTRA_TERM, 0.93, text)
 
@@ -266,16 +207,16 @@ def cap_of(made: Callable[[float], Floats], t: Floats, top: float) -> float:
 def _mapped(own: Floats, t: Floats, reach: float) -> Iterator[Cause]:
     """Find a function of each element: a clamp, a soft cap, an activation, or any that rises."""
     for name, function in _MAPS.items():
-        if _near(function(own), t, reach):
+        if near(function(own), t, reach):
             yield Cause(kinds.ACTIVATION, 0.95, f"each element goes through {name} once more")
             return
     top, some = float(np.abs(own).max()), slice(0, None, max(own.size // _SAMPLE, 1))
     x, y = own.ravel()[some], t.ravel()[some]
     for text, cap in _CAPS.items():
         c = cap_of(lambda c, cap=cap: cap(x, c), y, top)  # type: ignore[misc]
-        if _near(cap(own, c), t, reach) and not _near(cap(own, 1.1 * c), t, 1.5 * reach):
+        if near(cap(own, c), t, reach) and not near(cap(own, 1.1 * c), t, 1.5 * reach):
             round_ = float(f"{c:.2g}")  # a limit that was itself rounded to the run's format
-            c = round_ if abs(round_ / c - 1) < min(reach, 0.005) and _near(cap(own, round_), t, reach) else c
+            c = round_ if abs(round_ / c - 1) < min(reach, 0.005) and near(cap(own, round_), t, reach) else c
             yield Cause(kinds.ACTIVATION, 0.96, f"each element is {text.format(c)}")
             return
     yield from _rising(x, y, reach)
@@ -283,10 +224,10 @@ def _mapped(own: Floats, t: Floats, reach: float) -> Iterator[Cause]:
 
 def _rising(x: Floats, y: Floats, reach: float) -> Iterator[Cause]:
     """Find a target that is a rising function of the right value, of which nothing else is known."""
+    if x.size < 256 or coarser_grid(y, x) is not None:  # what rounding makes rises too
+        return
     order = np.argsort(x, kind="stable")
     x, y = x[order], y[order]
-    if x.size < 256:
-        return
     room = 4 * reach * np.sqrt(float(np.square(y).mean())) + 4 * reach * np.abs(y)
     before = np.maximum.accumulate(y)
     if (before - y <= room).all() and float(np.ptp(y)) > 50 * float(np.median(room)):
@@ -294,22 +235,6 @@ def _rising(x: Floats, y: Floats, reach: float) -> Iterator[Cause]:
             "each element is a rising function of the right one, and of nothing else: a cap, or an activation"
         )
         yield Cause(kinds.ACTIVATION, 0.85, text)
-
-
-def _by_rows(own: Floats, t: Floats, reach: float) -> Iterator[Cause]:
-    """Find another factor for each row."""
-    if t.ndim < 2 or t.shape[-1] < 4 or t.size // t.shape[-1] < 4:
-        return
-    a, b = _rows(t), _rows(own)
-    square = (b * b).sum(axis=1)
-    factor = (a * b).sum(axis=1) / np.where(square > 0, square, 1.0)
-    good = factor[square > 0]
-    if not _near(factor[:, None] * b, a, reach) or np.ptp(good) < 0.01 or set(good.round(6)) <= {0.0, 1.0}:
-        return
-    text = (
-        f"each row is a multiple of the right one, {good.min():.4g} to {good.max():.4g}: another denominator"
-    )
-    yield Cause(kinds.NORMALISATION, 0.85, f"{text}, or what it is taken over")
 
 
 # --- inside a sum -------------------------------------------------------------------------------------------------
@@ -350,13 +275,13 @@ def _of_input(found: Proven, t: Floats) -> Iterator[Cause]:
             return formula.make(*own[:at], x, *own[at + 1 :])
 
         for name, function in _MAPS.items():
-            if _near(made(function(x)), t, found.reach):
+            if near(made(function(x)), t, found.reach):
                 yield Cause(kind, 0.94, f"{formula.inputs[at].name} goes through {name} first")
                 return
         top = float(np.abs(x).max())
         for text, cap in _CAPS.items():
             c = cap_of(lambda c, x=x, cap=cap, made=made: made(cap(x, c)), t, top)  # type: ignore[misc]
-            if _near(made(cap(x, c)), t, found.reach) and not _near(
+            if near(made(cap(x, c)), t, found.reach) and not near(
                 made(cap(x, 1.1 * c)), t, 1.5 * found.reach
             ):
                 yield Cause(kind, 0.94, f"{formula.inputs[at].name} is first {text.format(c)}")
@@ -380,7 +305,7 @@ def _dropped_input(found: Proven, own: list[Floats], t: Floats) -> Iterator[Caus
     share = float(gone[seen].mean())
     value = found.formula.make((np.where(gone, 0.0, x) * factor).reshape(own[0].shape), own[1])
     rate = 1 - 1 / factor if factor else 0.0
-    if factor > 1.005 and abs(share - rate) < 0.05 and _near(value, t, 2 * found.reach):
+    if factor > 1.005 and abs(share - rate) < 0.05 and near(value, t, 2 * found.reach):
         name = found.formula.inputs[0].name
         text = f"of {name} {share:.2%} of the elements count as 0, the others {factor:.4g} times"
         yield Cause(kinds.LOCAL, 0.92, f"{text}: dropout of {rate:.2g} left on before the product")

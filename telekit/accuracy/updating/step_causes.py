@@ -16,19 +16,10 @@ from telekit.accuracy.graph.noise import wide
 from telekit.accuracy.graph.sync import optimizer_row
 from telekit.accuracy.measures.pairs import Array, Floats
 from telekit.accuracy.updating.fit_causes import Later, moment_causes, rate_causes, weight_causes
-from telekit.accuracy.updating.other_states import other_state
-from telekit.accuracy.updating.update_rules import (
-    RATE,
-    Settings,
-    Step,
-    left,
-    rule_causes,
-    step_of,
-    update,
-    usual,
-    weight_epsilon,
-    with_betas,
-)
+from telekit.accuracy.updating.other_gradients import other_gradient
+from telekit.accuracy.updating.other_states import moved_weight, other_state
+from telekit.accuracy.updating.stepping import RATE, Settings, Step, step_of, update, usual
+from telekit.accuracy.updating.update_rules import left, rule_causes, weight_epsilon, with_betas
 from telekit.accuracy.updating.updates import Fitted, fit, narrowed, states_of
 
 _STUCK, _MOVED = 0.98, 0.1
@@ -57,7 +48,7 @@ def explain_step(node: Node, around: Around) -> list[Cause]:
         return [narrow]
     stale = old_gradient(node, around.last) if around.last is not None else None
     stuck = stale or stuck_rows(node, around.sizes)
-    moved = stuck or other_state(node, around.last, around.others)
+    moved = stuck or other_state(node, around.last, around.others) or other_gradient(node, around.others)
     if moved is not None:
         return [moved]
     t, g = states_of(node, "target"), states_of(node, "golden")
@@ -66,7 +57,9 @@ def explain_step(node: Node, around: Around) -> list[Cause]:
     a, b = fit(*t), fit(*g)
     if a is None or b is None:
         return []
-    start = _other_start(step_of(*t), step_of(*g), settings_of(b, node.step + 1), node, around)
+    golden = settings_of(b, node.step + 1)
+    start = _other_start(step_of(*t), step_of(*g), golden, node, around)
+    start = start or (moved_weight(node, golden) if golden is not None else None)
     if start is not None:
         return [start]
     causes = list(moment_causes(a, b, around.unclip))

@@ -8,7 +8,7 @@ at every element: it is named only where the elements agree on it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import sqrt
 
 import numpy as np
@@ -17,84 +17,14 @@ from telekit.accuracy.causes import finding as kinds
 from telekit.accuracy.causes.finding import Cause
 from telekit.accuracy.graph.noise import representable
 from telekit.accuracy.measures.pairs import FORMATS, Floats
+from telekit.accuracy.updating.other_rules import other_rules, said
+from telekit.accuracy.updating.stepping import RATE, Rule, Settings, Step, update, usual, without_decay
 
 _HOLDS = 1e-4  # of the typical change: what a rule may leave beyond the rounding of the weight
 _QUANTILE = 0.95
 _LATEST = 12  # steps that a wrong count is looked for among
 _LARGE = 100  # times the typical moment: beyond it eps is all there is of the denominator
 _SOLVED = 64  # elements that must speak for a number
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Numbers of one AdamW step: ``decay`` is the learning rate times the weight decay."""
-
-    lr: float
-    beta1: float
-    beta2: float
-    eps: float
-    decay: float
-    time: int
-
-    @property
-    def corrections(self) -> tuple[float, float]:
-        """Divisors of the two moments."""
-        return 1 - self.beta1**self.time, 1 - self.beta2**self.time
-
-
-@dataclass(frozen=True)
-class Step:
-    """One parameter before and after a step: gradient, weight, moments; flat, one size."""
-
-    g: Floats
-    p: Floats
-    m: Floats
-    v: Floats
-    p1: Floats
-    m1: Floats
-    v1: Floats
-
-    @property
-    def change(self) -> Floats:
-        """What the step added to the weight."""
-        return self.p1 - self.p
-
-
-def step_of(before: dict[str, Floats], after: dict[str, Floats]) -> Step | None:
-    """Put a step's tensors together; None where one is missing, has no element, or is not finite."""
-    names = ("grad", "parameter", "exp_avg", "exp_avg_sq")
-    if not all(n in before for n in names) or not all(n in after for n in names[1:]):
-        return None
-    arrays = [*(before[n].ravel() for n in names), *(after[n].ravel() for n in names[1:])]
-    if not arrays[0].size or not all(np.isfinite(a).all() for a in arrays):
-        return None
-    return Step(*arrays)
-
-
-@dataclass(frozen=True)
-class Rule:
-    """Another way to take the step.
-
-    ``change(step, settings, number)`` is the weight's change; ``solve(step, settings)`` gives the number at every
-    element, None where the rule has none; ``text(number, settings)`` says it.
-    """
-
-    kind: str
-    text: Callable[[float, Settings], str]
-    change: Callable[[Step, Settings, float], Floats]
-    solve: Callable[[Step, Settings], Floats] | None = None
-    confidence: float = 0.93
-
-
-def update(s: Step, k: Settings) -> Floats:
-    """Return the bias-corrected first moment over the root of the second."""
-    c1, c2 = k.corrections
-    return (s.m1 / c1) / (np.sqrt(np.maximum(s.v1, 0) / c2) + k.eps)
-
-
-def usual(s: Step, k: Settings) -> Floats:
-    """Return the change that AdamW makes."""
-    return -k.decay * s.p - k.lr * update(s, k)
 
 
 def left(s: Step, change: Floats, epsilon: float) -> float:
@@ -175,17 +105,12 @@ def _agreed(values: Floats, t: Step, epsilon: float) -> float | None:
     return float(np.median(values[clear])) if clear.any() else None
 
 
-def _step_of(s: Step, k: Settings) -> Floats:
-    """Return the step without the decay."""
-    return -(s.change + k.decay * s.p)
-
-
 def _rules(k: Settings, golden: Settings) -> Iterator[Rule]:
     yield from _scales()
     yield from _epsilons()
     yield from _decays(golden)
     yield from _corrections(k, golden)
-    yield from _others()
+    yield from other_rules()
 
 
 def _scales() -> Iterator[Rule]:
@@ -202,7 +127,8 @@ def _scales() -> Iterator[Rule]:
     )  # fmt: skip
     yield Rule(
         RATE, lambda x, k: f"{said(x, k)}, its decay is not" if k.decay and said(x, k) else "",
-        lambda s, k, x: -k.decay * s.p - x * k.lr * update(s, k), lambda s, k: _step_of(s, k) / (k.lr * update(s, k)),
+        lambda s, k, x: -k.decay * s.p - x * k.lr * update(s, k),
+        lambda s, k: without_decay(s, k) / (k.lr * update(s, k)),
         0.9,
     )  # fmt: skip
 
@@ -214,7 +140,7 @@ def _epsilons() -> Iterator[Rule]:
 
     def solve(s: Step, k: Settings, inside: bool) -> Floats:
         m, v = root(s, k)
-        whole = k.lr * m / _step_of(s, k)
+        whole = k.lr * m / without_decay(s, k)
         found = whole**2 - v if inside else whole - np.sqrt(v)
         size = v if inside else np.sqrt(v)
         known = (
@@ -236,7 +162,8 @@ def _epsilons() -> Iterator[Rule]:
         before = k.eps / sqrt(k.corrections[1])
         if k.eps and abs(x / before - 1) < 0.05 and k.corrections[1] < 0.9:
             return f"eps {k.eps:.3g} is added before the bias correction, so that it counts {x / k.eps:.3g} times"
-        return f"eps is {x:.3g} instead of {k.eps:.3g}" if x > 0 else ""
+        raw = f"or {x * sqrt(k.corrections[1]):.3g}, added before the bias correction"
+        return f"eps is {x:.3g} instead of {k.eps:.3g} ({raw})" if x > 0 else ""
 
     yield Rule(kinds.ADAM_EPSILON, said, outside, lambda s, k: solve(s, k, False), 0.92)
     yield Rule(
@@ -303,72 +230,8 @@ def _corrections(k: Settings, golden: Settings) -> Iterator[Rule]:
         cases.append(("the bias corrections take golden's betas, the moments others", c1, c2, 0.5))
     for text, first, second, power in cases:
         yield Rule(
-            kinds.BIAS_CORRECTION, _said(text), with_divisors(first, second, power), confidence=0.9
+            kinds.BIAS_CORRECTION, said(text), with_divisors(first, second, power), confidence=0.9
         )  # fmt: skip
-
-
-def _said(text: str) -> Callable[[float, Settings], str]:
-    """Say a rule in words that may have its number in them."""
-    return lambda x, k: text.format(x=x)
-
-
-def _others() -> Iterator[Rule]:
-    """Rules of another optimizer."""
-
-    def ratio(of: Callable[[Step, Settings], Floats]) -> Callable[[Step, Settings], Floats]:
-        return lambda s, k: _step_of(s, k) / of(s, k)
-
-    def times(of: Callable[[Step, Settings], Floats]) -> Callable[[Step, Settings, float], Floats]:
-        return lambda s, k, x: -k.decay * s.p - x * of(s, k)
-
-    def usual_rate(of: Callable[[Step, Settings], Floats]) -> Callable[[Step, Settings, float], Floats]:
-        return lambda s, k, x: times(of)(s, k, k.lr)
-
-    def size(s: Step, k: Settings, v: Floats) -> Floats:
-        return np.sqrt(np.maximum(v, 0) / k.corrections[1]) + k.eps
-
-    fixed: list[tuple[str, str, Callable[[Step, Settings], Floats]]] = [
-        (kinds.OPTIMIZER_STATE, "the gradient itself is taken in place of the first moment",
-         lambda s, k: s.g / size(s, k, s.v1)),
-        (kinds.OPTIMIZER_STATE, "the first moment of the step before is used",
-         lambda s, k: s.m / k.corrections[0] / size(s, k, s.v1)),
-        (kinds.OPTIMIZER_STATE, "the second moment of the step before is used",
-         lambda s, k: s.m1 / k.corrections[0] / size(s, k, s.v)),
-        (kinds.OPTIMIZER_STATE, "the larger of the second moment before and after is used (AMSGrad)",
-         lambda s, k: s.m1 / k.corrections[0] / size(s, k, np.maximum(s.v, s.v1))),
-        (kinds.ADAM_BETA, "the first moment is looked ahead with beta1 (Nesterov)",
-         lambda s, k: (k.beta1 * s.m1 / (1 - k.beta1 ** (k.time + 1)) + (1 - k.beta1) * s.g / k.corrections[0])
-         / size(s, k, s.v1)),
-        (kinds.ADAM_BETA, "the first moment is looked ahead with beta1 (Nesterov)",
-         lambda s, k: (k.beta1 * s.m1 + (1 - k.beta1) * s.g) / k.corrections[0] / size(s, k, s.v1)),
-        (kinds.OPTIMIZER_STATE, "the second moment is taken without its root",
-         lambda s, k: s.m1 / k.corrections[0] / (np.maximum(s.v1, 0) / k.corrections[1] + k.eps)),
-    ]  # fmt: skip
-    for kind, text, of in fixed:
-        yield Rule(kind, _said(text), usual_rate(of), confidence=0.91)
-    free: list[tuple[str, str, Callable[[Step, Settings], Floats]]] = [
-        (kinds.OPTIMIZER_STATE, "the step is {x:.4g} times the first moment, not divided by the second's root",
-         lambda s, k: s.m1),
-        (kinds.OPTIMIZER_STATE, "the step is {x:.4g} times the gradient: no moments (SGD)", lambda s, k: s.g),
-        (kinds.OPTIMIZER_STATE, "the step is {x:.4g} times the sign of the first moment", lambda s, k: np.sign(s.m1)),
-    ]  # fmt: skip
-    for kind, text, of in free:
-        yield Rule(kind, _said(text), times(of), ratio(of), confidence=0.87)
-    yield Rule(
-        kinds.WRONG_DTYPE,
-        lambda x, k: "the step starts from the weight rounded to bfloat16, not from the float32 master",
-        lambda s, k, x: _bf16(s.p) - s.p - k.decay * _bf16(s.p) - k.lr * update(s, k),
-    )  # fmt: skip
-
-
-RATE = "rate"
-"""Not a class of its own: a factor that is named by what it may be of."""
-
-
-def _bf16(values: Floats) -> Floats:
-    """Round to bfloat16's eight bits, to nearest."""
-    mantissa, exponent = np.frexp(values)
-    return np.asarray(np.ldexp(np.rint(mantissa * 256) / 256, exponent))
 
 
 def with_betas(k: Settings, beta1: float, beta2: float) -> Settings:
