@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pydantic import ValidationError
+    from pydantic import BaseModel, ValidationError
 
 
 class TelekitError(Exception):
@@ -78,8 +78,10 @@ def bad(field: str, value: Any, rule: str, suggestion: str = "", source: str = "
     return InputError([Problem(field, value, rule, suggestion)], source)
 
 
-def from_pydantic(error: ValidationError, prefix: str = "", source: str = "") -> InputError:
-    """Turn pydantic's list of failures into ours, one problem a failure.
+def from_pydantic(
+    error: ValidationError, prefix: str = "", source: str = "", kind: type[BaseModel] | None = None
+) -> InputError:
+    """Turn pydantic's list of failures into ours, one problem a field.
 
     Parameters
     ----------
@@ -89,49 +91,104 @@ def from_pydantic(error: ValidationError, prefix: str = "", source: str = "") ->
         Path of the object that was read (``layout``).
     source : str
         File it came from.
+    kind : type or None
+        Schema that refused it: then a problem says what its field takes, and what a field is named here.
     """
-    problems: list[Problem] = []
+    ours: list[Problem] = []
+    found: dict[str, Problem] = {}
     for item in error.errors():
         inner = item.get("ctx", {}).get("error")
-        unknown = item["type"] == "extra_forbidden"  # then the last step is what a person wrote
-        steps = [s for s in item["loc"] if not _is_choice(s) or (unknown and s is item["loc"][-1])]
-        path = ".".join(str(step) for step in (prefix, *steps) if step != "")
         if isinstance(inner, InputError):
-            problems += inner.problems
+            ours += inner.problems
             continue
-        value = "missing" if item["type"] == "missing" else item["input"]
-        problems.append(Problem(path or prefix, value, _rule(item)))
-    return InputError(_joined(problems), source)
-
-
-def _is_choice(part: Any) -> bool:
-    """Tell whether a step of pydantic's path names one of several allowed types, not a field."""
-    return isinstance(part, str) and ("[" in part or "-" in part)
-
-
-def _joined(problems: list[Problem]) -> list[Problem]:
-    """Join what pydantic says of each allowed type of one field into one problem."""
-    found: dict[str, Problem] = {}
-    for problem in problems:
-        old = found.get(problem.field)
+        problem = _problem(item, prefix, kind)
+        old = found.get(problem.field)  # pydantic fails once for each type that a field may have
         if old is not None and problem.rule not in old.rule:
             problem = replace(old, rule=f"{old.rule}, or {problem.rule}")
         found[problem.field] = problem if old is None or problem.rule != old.rule else old
-    return list(found.values())
+    deepest = [p for p in found.values() if not any(f.startswith(f"{p.field}.") for f in found)]
+    return InputError([*deepest, *ours], source)
+
+
+def _problem(item: Any, prefix: str, kind: type[BaseModel] | None) -> Problem:
+    """Say one failure in plain words."""
+    from telekit.schemas import KEY, field_at, takes_number, values
+
+    steps = _steps(item, kind)
+    path = ".".join(str(step) for step in (prefix, *steps) if step != "") or prefix
+    if item["type"] == "extra_forbidden":
+        return Problem(path, item["input"], "no such field", _instead(steps, prefix, kind))
+    if item["type"] == "missing":
+        return Problem(path, "missing", "this field is required")
+    at = [*steps[:-1], KEY] if item["loc"][-1:] == (KEY,) else steps
+    wanted = None if kind is None or not at else field_at(kind, at)
+    if wanted is None or "error" in item.get("ctx", {}):
+        return Problem(path, item["input"], _rule(item))
+    quoted = isinstance(item["input"], str) and takes_number(wanted) and _is_number(item["input"])
+    return Problem(path, item["input"], f"must be {values(wanted)}", "write it without quotes" * quoted)
+
+
+def _instead(steps: list[Any], prefix: str, kind: type[BaseModel] | None) -> str:
+    """Say what to write instead of an unknown field; nothing where no schema is given."""
+    from telekit.other_names import instead_of
+    from telekit.schemas import field_at, fields_of
+
+    known = fields_of(field_at(kind, steps[:-1]))
+    section = prefix.rpartition(".")[2] if len(steps) == 1 else ""
+    return instead_of(str(steps[-1]), known, section) if known else ""
+
+
+def _steps(item: Any, kind: type[BaseModel] | None) -> list[Any]:
+    """Path of a failure, without pydantic's names of the types that a field may have (``tuple[...]``)."""
+    from telekit.schemas import field_at
+
+    steps: list[Any] = []
+    for step in item["loc"]:
+        written = (
+            item["type"] == "extra_forbidden" and step is item["loc"][-1]
+        )  # then it is what a person wrote
+        named = isinstance(step, str) and ("[" in step or "-" in step) and not written
+        if not named or ("[" not in step and kind is not None and field_at(kind, [*steps, step]) is not None):
+            steps.append(step)
+    return steps
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+_PLAIN = {
+    "greater_than_equal": "must be at least {ge}",
+    "greater_than": "must be above {gt}",
+    "less_than_equal": "must be at most {le}",
+    "less_than": "must be below {lt}",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool_type": "must be true or false",
+    "string_type": "must be text",
+    "tuple_type": "must be a list",
+    "list_type": "must be a list",
+    "dict_type": "must be a mapping",
+    "model_type": "must be a mapping of fields",
+    "literal_error": "must be one of {expected}",
+    "too_short": "must hold at least {min_length}",
+    "too_long": "must hold at most {max_length}",
+}
+"""Our words for pydantic's kinds of failure, where no schema is at hand."""
 
 
 def _rule(item: Any) -> str:
-    kind, ctx = item["type"], item.get("ctx", {})
-    match kind:
-        case "missing":
-            return "this field is required"
-        case "extra_forbidden":
-            return "no such field"
-        case "literal_error":
-            return f"must be one of {ctx['expected']}"
-        case _:
-            text = str(item["msg"])
-            return text[0].lower() + text[1:]
+    ctx = item.get("ctx", {})
+    if item["type"] in _PLAIN:
+        return _PLAIN[item["type"]].format(**ctx)
+    text = str(ctx.get("error", item["msg"]))
+    return text[:1].lower() + text[1:]
 
 
 def _short(value: Any, limit: int = 60) -> str:

@@ -22,6 +22,7 @@ from telekit.layout.rules import Case, check
 from telekit.layout.stages import stages_of
 from telekit.model.config import ModelConfig
 from telekit.model.huggingface import load_model
+from telekit.other_names import instead_of_section
 from telekit.training.config import TrainConfig
 
 SECTIONS = ("model", "cluster", "train", "layout")
@@ -62,9 +63,10 @@ class Job:
         """
         if not isinstance(data, Mapping):
             raise bad("job", data, "a job is a mapping with model, cluster, train and layout", source=source)
-        known = f"known: {', '.join(SECTIONS)}"
         problems = [
-            Problem(str(k), v, "no such section", known) for k, v in data.items() if k not in SECTIONS
+            Problem(str(k), v, "no such section", instead_of_section(str(k), SECTIONS))
+            for k, v in data.items()
+            if k not in SECTIONS
         ]
         for name in ("model", "cluster"):
             if name not in data:
@@ -188,7 +190,7 @@ def _section(problems: list[Problem], kind: type[BaseModel], data: Mapping[str, 
     if not isinstance(given, Mapping):
         problems.append(Problem(name, given, "must be a mapping of fields"))
         return None
-    return _try(problems, lambda: kind.model_validate(dict(given)), name)
+    return _try(problems, lambda: kind.model_validate(dict(given)), name, kind)
 
 
 def _check_string(text: Any, pp: int, model: ModelConfig, train: TrainConfig) -> None:
@@ -201,11 +203,11 @@ def _check_string(text: Any, pp: int, model: ModelConfig, train: TrainConfig) ->
         raise InputError(replace(p, field="layout.stages") for p in error.problems) from None
 
 
-def _try(problems: list[Problem], make: Any, prefix: str = "") -> Any:
+def _try(problems: list[Problem], make: Any, prefix: str = "", kind: type[BaseModel] | None = None) -> Any:
     try:
         return make()
     except ValidationError as error:
-        problems += from_pydantic(error, prefix).problems
+        problems += from_pydantic(error, prefix, kind=kind).problems
     except InputError as error:
         where = f" (in {error.source})" if error.source else ""
         problems += [replace(p, rule=p.rule + where) for p in error.problems]
@@ -218,7 +220,7 @@ def _model(spec: Any) -> ModelConfig:
         try:
             return ModelConfig.model_validate_json(json.dumps(spec))
         except ValidationError as error:
-            raise from_pydantic(error, "model") from None
+            raise from_pydantic(error, "model", kind=ModelConfig) from None
         except (TypeError, ValueError) as error:
             raise bad("model", "record", str(error)) from None
     return load_model(spec)

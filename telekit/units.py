@@ -1,10 +1,12 @@
-"""Sizes and how they print: SI inside, prefixes only where a person reads.
+"""Sizes and choices, and how they print: SI inside, prefixes only where a person reads.
 
 Two kinds of gigabyte exist and both are used in the field: GB is 1e9 bytes, GiB is 2**30. Everything inside
 telekit is in bytes, seconds, FLOPs and FLOP/s; these functions are the one place where a prefix appears.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 KIB = 2**10
 MIB = 2**20
@@ -51,3 +53,8 @@ def format_count(number: float) -> str:
         if abs(number) >= 0.99995 * size:
             return f"{number / size:.1f}{name}"
     return f"{number:.0f}"
+
+
+def either(words: Sequence[str]) -> str:
+    """Several choices (``a, b or c``)."""
+    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

@@ -36,7 +36,7 @@ def test_a_record_is_fresh_each_time():
     assert catalog.record("clusters", "h800")["device"]["memory_bytes"] > 0
 
 
-@pytest.mark.parametrize("name", ["deepseek-v33", "DeepSeek-V3", "../clusters/h800", "", "h800.json"])
+@pytest.mark.parametrize("name", ["deepseek-v33", "deepseekv3", "../clusters/h800", "", "h800.json"])
 def test_an_unknown_name_is_refused_with_help(name):
     with pytest.raises(InputError, match="catalog of models"):
         catalog.record("models", name)
@@ -47,6 +47,45 @@ def test_close_names_are_suggested():
         catalog.record("models", "DeepSeek-V33")
     with pytest.raises(InputError, match=r"`telekit models` lists all \d+"):
         catalog.record("models", "zzzz")
+
+
+@pytest.mark.parametrize("name", ["DeepSeek-V3", "deepseek_v3", "DeepSeek V3", " deepseek-v3 "])
+def test_a_name_is_found_without_regard_to_case_and_spaces(name):
+    assert catalog.record("models", name)["name"] == "deepseek-v3"
+    assert read_model(name).model.name == "deepseek-v3"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "answer"),
+    [
+        ("models", "llama3-8b", "did you mean llama-3.1-8b"),
+        ("models", "deepseekv3", "did you mean deepseek-v3 or deepseek-v3.2?"),
+        ("models", "Qwen3-235B", "did you mean qwen3-235b-a22b?"),
+        ("models", "mixtral", "did you mean mixtral-8x22b or mixtral-8x7b?"),
+        ("devices", "a100", "did you mean a100-40gb or a100-80gb?"),
+        (
+            "devices",
+            "910B",
+            "did you mean ascend-910b, ascend-910b-280t, ascend-910b-313t or ascend-910b-376t?",
+        ),
+        ("devices", "gaudi", "known: a100-40gb, "),
+    ],
+)
+def test_what_is_suggested_begins_with_the_name_or_holds_it_or_is_spelled_like_it(kind, name, answer):
+    known = device_names() if kind == "devices" else MODELS
+    assert catalog.found(name, known) is None
+    assert catalog.suggested(name, known).startswith(answer)
+
+
+def test_every_name_of_every_kind_finds_itself():
+    for kind in catalog.root().iterdir():
+        for name in catalog.names(kind.name):
+            assert catalog.found(name, catalog.names(kind.name)) == name
+            assert catalog.record(kind.name, name) == catalog.load(kind / f"{name}.json")
+
+
+def test_llama_3_is_llama_3_1():
+    assert catalog.record("models", "Llama-3-8B")["name"] == "llama-3.1-8b"
 
 
 def test_load_reads_what_stands_there(tmp_path):
@@ -121,11 +160,16 @@ ROWS = {
     "llama-33b": (32.53, 32.5289),
     "llama-65b": (65.29, 65.2857),
     "opt-175b": (175, 174.6044),
+    "bloom-176b": (176.247, 176.2473),
+    "gpt-neox-20b": (20.5546, 20.5546),
+    "nemotron-4-15b": (15.7, 15.6288),
+    "qwen2.5-32b": (32.5, 32.7639),
 }
 # Further off than 0.5 %: a name or a publication that rounds, or counts something else. Each record says which.
 ROUNDED = {
     "megatron-gpt-1.7b", "minimax-m2", "telechat3-36b", "telechat3-105b-a4.7b", "telechat2-3b", "telechat2-7b",
     "telechat2-35b", "telechat2-39b-a12b", "llama-4-scout", "megascale-moe-352b",
+    "qwen2.5-32b",
 }  # fmt: skip
 
 
@@ -136,6 +180,13 @@ def test_published_sizes(name):
     assert total == pytest.approx(counted, rel=1e-3)
     assert (abs(total / published - 1) > 0.005) == (name in ROUNDED)
     assert catalog.record("models", name)["published"]["total_b"] == published
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"), [("bloom-176b", 176_247_271_424), ("gpt-neox-20b", 20_554_567_680)]
+)
+def test_published_to_the_last_parameter(name, parameters):
+    assert count(name).total == parameters
 
 
 FIELDS = {"name", "source", "verified", "notes", "published", "config"}

@@ -1,5 +1,6 @@
 """One error family: every problem in the text, with field, value, rule and what would work."""
 
+import re
 from typing import Annotated, Literal
 
 import pytest
@@ -43,6 +44,7 @@ class Inner(BaseModel):
 
     size: Annotated[int, Field(ge=1)]
     kind: Literal["a", "b"] = "a"
+    cuts: Literal["even"] | dict[Literal["low", "high"], int] | tuple[float, ...] | None = None
 
 
 class Outer(BaseModel):
@@ -58,16 +60,16 @@ class Outer(BaseModel):
         return self
 
 
-def _problems(record, prefix="train"):
+def _problems(record, prefix="train", kind=None):
     with pytest.raises(ValidationError) as caught:
         Outer.model_validate(record)
-    return [str(p) for p in from_pydantic(caught.value, prefix, "job.yaml").problems]
+    return [str(p) for p in from_pydantic(caught.value, prefix, "job.yaml", kind).problems]
 
 
 def test_pydantic_faults_become_ours_all_of_them():
     assert _problems({"inner": {"size": 0, "kind": "c", "sise": 1}}) == [
         "train.name = missing: this field is required",
-        "train.inner.size = 0: input should be greater than or equal to 1",
+        "train.inner.size = 0: must be at least 1",
         "train.inner.kind = c: must be one of 'a' or 'b'",
         "train.inner.sise = 1: no such field",
     ]
@@ -80,3 +82,32 @@ def test_our_own_problems_pass_through_a_validator():
 def test_without_a_prefix_the_path_starts_at_the_field():
     assert _problems({"name": "x", "inner": {}}, "") == ["inner.size = missing: this field is required"]
     assert _problems(7, "job")[0].startswith("job = 7: ")
+
+
+def test_with_the_schema_a_problem_says_what_would_work():
+    record = {"name": "", "inner": {"size": "3", "kind": "c", "sise": 1, "zzz": 2}, "q": 1}
+    assert _problems(record, kind=Outer) == [
+        "train.inner.size = 3: must be a whole number from 1 on; write it without quotes",
+        "train.inner.kind = c: must be a or b",
+        "train.inner.sise = 1: no such field; did you mean size?",
+        "train.inner.zzz = 2: no such field; known: size, kind, cuts",
+        "train.q = 1: no such field; known: name, inner",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("cuts", "problem"),
+    [
+        (
+            "odd",
+            "inner.cuts = odd: must be even, a mapping of low or high to a whole number, a list of numbers or null",
+        ),
+        ({"mid": 1}, "inner.cuts.mid = mid: must be low or high"),
+        ({"low": 1.5}, "inner.cuts.low = 1.5: must be a whole number"),
+    ],
+)
+def test_a_field_of_several_types_is_one_problem_in_plain_words(cuts, problem):
+    assert problem in _problems({"name": "x", "inner": {"size": 1, "cuts": cuts}}, "", Outer)
+    assert not re.search(
+        "literal|valid|dict|tuple|instance", " ".join(_problems({"inner": {"cuts": cuts}}, "", Outer))
+    )

@@ -19,7 +19,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").rglob("[!.]*.ipynb"))
 
 # Ground first. A file imports from its own folder and from floors above it here; those on one line are
 # strangers, except the ground floor's files, which may use one another.
-GROUND = ("units", "errors", "catalog", "documents", "timeline")
+GROUND = ("units", "errors", "schemas", "other_names", "catalog", "documents", "timeline")
 FLOORS = (
     GROUND,
     ("model",),

@@ -80,3 +80,12 @@ def test_shown_sizes_keep_their_order(value):
     larger = value * 1.1
     assert read(units.format_bytes(value), BYTES) <= read(units.format_bytes(larger), BYTES)
     assert not math.isnan(read(units.format_flops(value), FLOPS))
+
+
+def test_choices_read_as_a_sentence():
+    assert [units.either(words) for words in ([], ["a"], ["a", "b"], ["a", "b", "c"])] == [
+        "",
+        "a",
+        "a or b",
+        "a, b or c",
+    ]

@@ -7,7 +7,6 @@ sheet's duplex figure says.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -26,6 +25,7 @@ from telekit.cluster.sourced import Sourced as Sourced
 from telekit.documents import read_document
 from telekit.errors import InputError, Problem, bad, from_pydantic
 from telekit.model.attention import Frozen
+from telekit.other_names import instead_of
 
 MAX_DEVICES = 2**20
 
@@ -278,13 +278,13 @@ def load_cluster(
         return _from_mapping({"name": path.stem} | dict(record), "", str(path))
     if not isinstance(spec, str):
         raise bad(prefix, spec, "must be a name, a path or a mapping", _EXAMPLE, source)
-    if spec in device_names():
+    if device := catalog.found(spec, device_names()):
         rule = "is a device, not a cluster: say how many"
-        hint = f"write {{device: {spec}, nodes: 2}} or {{device: {spec}, devices: 16}}"
+        hint = f"write {{device: {device}, nodes: 2}} or {{device: {device}, devices: 16}}"
         raise bad(prefix, spec, rule, hint, source)
-    if spec not in cluster_names():
+    if catalog.found(spec, cluster_names()) is None:
         rule = "not a name in the catalog of clusters (a path ends in .json, .yaml or .yml)"
-        raise bad(prefix, spec, rule, _close(spec, (*cluster_names(), *device_names())), source)
+        raise bad(prefix, spec, rule, catalog.suggested(spec, (*device_names(), *cluster_names())), source)
     return _from_mapping(catalog.record("clusters", spec), prefix, source)
 
 
@@ -296,15 +296,10 @@ def _looks_like_a_path(spec: str) -> bool:
     return "/" in spec or spec.endswith((".json", ".yaml", ".yml"))
 
 
-def _close(name: str, known: tuple[str, ...]) -> str:
-    found = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
-    return f"did you mean {', '.join(found)}?" if found else f"known: {', '.join(known)}"
-
-
 def _from_mapping(spec: Mapping[str, Any], prefix: str, source: str) -> ClusterConfig:
     dot = f"{prefix}." if prefix else ""
     problems = [
-        Problem(f"{dot}{key}", value, "no such field", _close(str(key), _FIELDS))
+        Problem(f"{dot}{key}", value, "no such field", instead_of(str(key), _FIELDS, "cluster"))
         for key, value in spec.items()
         if key not in _FIELDS
     ]
@@ -322,7 +317,7 @@ def _from_mapping(spec: Mapping[str, Any], prefix: str, source: str) -> ClusterC
     try:
         cluster = ClusterConfig.model_validate(record)
     except ValidationError as error:
-        found = from_pydantic(error, prefix).problems
+        found = from_pydantic(error, prefix, kind=ClusterConfig).problems
         problems += [p if p.field.startswith(dot) else replace(p, field=dot + p.field) for p in found]
     if problems:
         raise InputError(problems, source)
@@ -333,16 +328,17 @@ def _device_record(spec: Any, field: str, problems: list[Problem]) -> dict[str, 
     """Return the catalog record behind a device's name; nothing for an inline record or a bad name."""
     if isinstance(spec, Mapping):
         return {}
-    if isinstance(spec, str) and spec in device_names():
+    if isinstance(spec, str) and catalog.found(spec, device_names()):
         return dict(catalog.record("clusters", spec))
     if spec is None:
         problems.append(Problem(field, "missing", "this field is required", _EXAMPLE))
     elif not isinstance(spec, str):
         problems.append(Problem(field, spec, "must be a device's name or a full record", _EXAMPLE))
-    elif spec in cluster_names():
-        problems.append(Problem(field, spec, "is a whole cluster, not a device", f"write cluster: {spec}"))
+    elif cluster := catalog.found(spec, cluster_names()):
+        problems.append(Problem(field, spec, "is a whole cluster, not a device", f"write cluster: {cluster}"))
     else:
-        problems.append(Problem(field, spec, "not a device of the catalog", _close(spec, device_names())))
+        hint = catalog.suggested(spec, device_names())
+        problems.append(Problem(field, spec, "not a device of the catalog", hint))
     return {}
 
 

@@ -43,8 +43,10 @@ _RINGS: dict[str, tuple[str, ...]] = {
     "broadcast": ("ring",),
     "send-recv": ("direct",),
 }
+_NCCL = _RINGS | {"all-reduce": ("ring", "tree"), "all-to-all": ("direct",)}
 LIBRARIES: dict[str, dict[str, tuple[str, ...]]] = {
-    "NCCL": _RINGS | {"all-reduce": ("ring", "tree"), "all-to-all": ("direct",)},
+    "NCCL": _NCCL,
+    "RCCL": _NCCL,
     "HCCL": _RINGS
     | {"all-reduce": ("ring", "recursive-halving-doubling"), "all-to-all": ("direct", "pairwise")},
     "XLA": _RINGS | {"all-reduce": ("ring",), "all-to-all": ("direct",)},
@@ -53,9 +55,10 @@ LIBRARIES: dict[str, dict[str, tuple[str, ...]]] = {
 
 
 def library(cluster: ClusterConfig) -> str:
-    """Name the library of a device: HCCL on Ascend, XLA's on TPU, else NCCL."""
+    """Name the library of a device: HCCL on Ascend, XLA's on TPU, RCCL on AMD's Instinct, else NCCL."""
     name = cluster.device.name.lower()
-    return "HCCL" if name.startswith("ascend") else "XLA" if name.startswith("tpu") else "NCCL"
+    own = {"ascend": "HCCL", "tpu": "XLA", "mi3": "RCCL"}
+    return next((library for start, library in own.items() if name.startswith(start)), "NCCL")
 
 
 @dataclass(frozen=True)

@@ -183,10 +183,11 @@ def _basis(parts: tuple[Part, ...]) -> str:
 
 def cluster_for(spec: str | Path, devices: int, stride: int = 1) -> ClusterConfig:
     """Load a cluster; for the name of a device, as many nodes of it as ``devices`` ranks ``stride`` apart need."""
-    if str(spec) not in device_names():
+    device = catalog.found(str(spec), device_names())
+    if device is None:
         return load_cluster(spec)
-    per_node = int(catalog.record("clusters", str(spec))["devices_per_node"])
-    return load_cluster({"device": str(spec), "nodes": -(-((devices - 1) * stride + 1) // per_node)})
+    per_node = int(catalog.record("clusters", device)["devices_per_node"])
+    return load_cluster({"device": device, "nodes": -(-((devices - 1) * stride + 1) // per_node)})
 
 
 def not_a_wire_rate(

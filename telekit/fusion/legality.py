@@ -56,6 +56,7 @@ class OnChip:
 
 
 _CUDA = "CUDA programming guide, compute capabilities: shared memory of a block; remembered, not looked up"
+_CDNA = "https://rocm.docs.amd.com/en/7.13.0-preview/reference/gpu-specs.html: LDS of a compute unit, 64 KiB"
 _ASCEND = "unified buffer of a 910B vector core, 192 KiB (CANN's name: UB); remembered, not looked up"
 ON_CHIP = {
     "ascend-910b": OnChip(192 * KIB, _ASCEND),
@@ -63,6 +64,7 @@ ON_CHIP = {
     "v100": OnChip(96 * KIB, _CUDA),
     **dict.fromkeys(("a100-40gb", "a100-80gb", "a800"), OnChip(163 * KIB, _CUDA)),
     **dict.fromkeys(("h100", "h800", "h200", "b200", "b300", "gb200", "gb300"), OnChip(227 * KIB, _CUDA)),
+    **dict.fromkeys(("mi300x", "mi325x"), OnChip(64 * KIB, _CDNA)),
 }
 
 

@@ -246,7 +246,7 @@ def _cell(cell: Any, chunk: int, stage: int, problems: list[Problem]) -> StageLa
         return StageLayers(layers=cell)
     except ValidationError as error:
         place = f"chunk {chunk} of stage {stage}"
-        found = from_pydantic(error, at).problems if isinstance(cell, dict) else ()
+        found = from_pydantic(error, at, kind=StageLayers).problems if isinstance(cell, dict) else ()
         choices = [p for p in found if p.field.startswith(f"{at}.recompute")]
         problems += [p for p in found if p not in choices]
         if choices:

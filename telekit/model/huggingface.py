@@ -23,14 +23,14 @@ from telekit.model.families.registry import FAMILIES, by_architecture, resemblin
 from telekit.model.fields import Fields
 from telekit.model.unread import foreign_parts, printable
 
-ALIASES = {f"llama-3-{size}": f"llama-3.1-{size}" for size in ("8b", "70b", "405b")}
-"""Catalog names that mean another one."""
-
 _TEXT = ("text_config", "llm_config", "language_config")
 """Where multimodal wrappers keep their text model."""
 
 _TIED = ("gemma3", "gemma4")
 """Wrappers whose own class ties the head where the file does not say."""
+
+_TEXT_TIES = ("llama4",)
+"""Wrappers whose own word on a tied head nobody reads: their text model's class asks its own fields alone."""
 
 _TOWER = re.compile(r"(vision|visual|vit|audio|image|speech|video)\w*_config")
 
@@ -102,9 +102,8 @@ def read_model(spec: str | Path | Mapping[str, Any] | ModelConfig) -> Reading:
     if not isinstance(spec, str | Path):
         rule = "must be a catalog name, a path or an object"
         raise bad("model", printable(spec), rule, "for example deepseek-v3")
-    name = ALIASES.get(spec, spec) if isinstance(spec, str) else None
-    if name is not None and (name in catalog.names("models") or not _exists(name)):
-        record = catalog.record("models", name)
+    if isinstance(spec, str) and (spec in catalog.names("models") or not _exists(spec)):
+        record = catalog.record("models", spec)
         return _read(record["config"], record["name"], record["source"])
     path = Path(spec)
     if path.is_dir():
@@ -181,7 +180,8 @@ def _text_model(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     if tied is None and config.get("model_type") in _TIED:
         tied = True
     if text.get("tie_word_embeddings") is None and tied is not None:
-        text["tie_word_embeddings"] = tied
+        if config.get("model_type") not in _TEXT_TIES:
+            text["tie_word_embeddings"] = tied
     elif tied is not None and tied != text["tie_word_embeddings"]:
         rule = f"must equal {places[0]}.tie_word_embeddings ({printable(text['tie_word_embeddings'])})"
         raise bad("tie_word_embeddings", printable(tied), rule)

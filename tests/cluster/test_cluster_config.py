@@ -171,6 +171,8 @@ REFUSED = [
     ({"device": None, "nodes": 2}, "cluster.device = missing"),
     ({"device": 7, "nodes": 2}, "cluster.device = 7"),
     ({"device": "H80O", "nodes": 2}, "did you mean h800"),
+    ({"device": "A100", "nodes": 2}, "did you mean a100-40gb or a100-80gb?"),
+    ("H800", "write {device: h800, nodes: 2}"),
     ({"device": "llama3-h100-8192", "nodes": 2}, "write cluster: llama3-h100-8192"),
     ({"device": "h800"}, "give nodes or devices"),
     ({"device": "h800", "devices": 17}, "16 or 24 would work"),
@@ -196,6 +198,13 @@ def test_refused(spec, message):
         load_cluster(spec)
     assert message in str(caught.value)
     assert all(problem.rule for problem in caught.value.problems)
+
+
+def test_names_are_matched_without_regard_to_case_and_spaces():
+    expected = load_cluster({"device": "ascend-910b", "nodes": 2})
+    assert load_cluster({"device": "Ascend 910B", "nodes": 2}) == expected
+    assert load_cluster({"device": "ascend_910B", "nodes": 2}) == expected
+    assert load_cluster("DeepSeek-V3-H800-2048") == load_cluster("deepseek-v3-h800-2048")
 
 
 def test_all_problems_at_once():

@@ -188,6 +188,7 @@ def test_only_a_librarys_own_algorithms_are_listed_unasked():
     """NCCL_ALGO: ring, tree (and switches); HCCL_ALGO: ring, mesh, pairwise, halving and doubling."""
     for device, name, sums, exchanges in (
         ("h100", "NCCL", {"ring", "tree"}, {"direct"}),
+        ("mi300x", "RCCL", {"ring", "tree"}, {"direct"}),
         ("ascend-910b", "HCCL", {"ring", "recursive-halving-doubling"}, {"direct", "pairwise"}),
         ("tpu-v5p", "XLA", {"ring"}, {"direct"}),
     ):

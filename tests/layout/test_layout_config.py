@@ -77,7 +77,7 @@ def test_table_rows_are_the_layouts_it_was_built_from():
 def refused(**fields):
     with pytest.raises(ValidationError) as caught:
         ParallelConfig.model_validate(fields)
-    return [str(problem) for problem in from_pydantic(caught.value, "layout").problems]
+    return [str(problem) for problem in from_pydantic(caught.value, "layout", kind=ParallelConfig).problems]
 
 
 @pytest.mark.parametrize(
@@ -101,6 +101,23 @@ def refused(**fields):
 def test_one_fault_in_the_stages_is_one_problem_that_names_its_place(stages, words):
     (problem,) = refused(pp=2, stages=stages)
     assert words in problem and "StageLayers" not in problem and "tuple" not in problem
+
+
+MODULES = "core_attn, layernorm, moe_act, mla_up_proj, mlp, mlp_act, moe or shared_experts"
+
+
+@pytest.mark.parametrize(
+    "recompute, problem",
+    [
+        (
+            "selective_op",
+            f"layout.recompute = selective_op: must be none, selective, full or a list of {MODULES}",
+        ),
+        (["attn"], f"layout.recompute.0 = attn: must be {MODULES}"),
+    ],
+)
+def test_a_recompute_that_there_is_not_says_which_there_are(recompute, problem):
+    assert refused(recompute=recompute) == [problem]
 
 
 def test_every_bad_cell_is_named_up_to_a_number():

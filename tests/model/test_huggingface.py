@@ -379,3 +379,11 @@ def test_other_real_configs_are_counted_or_refused_by_name():
             assert count(path).total > 0
         except InputError as error:
             assert "not modelled yet" in str(error) and error.source == str(path)
+
+
+def test_llama_4s_text_model_alone_says_whether_its_head_is_tied():
+    """Llama4ForConditionalGeneration hands its text model's fields on, and ties nothing itself."""
+    config = catalog.record("models", "llama-4-scout")["config"]
+    text = {name: value for name, value in config["text_config"].items() if name != "tie_word_embeddings"}
+    said = load_model(config | {"text_config": text, "tie_word_embeddings": True})
+    assert not said.tied_embeddings
