@@ -186,8 +186,8 @@ def breakdown(cost: StepCost, pipeline: float) -> dict[str, float]:
         if key in cost.forward or key in cost.backward
     }
     for key, time in _saved(cost).items():
-        parts[key] = parts.get(key, 0.0) - float(cost.micro_batches * np.mean(time))
-    parts["bubble"] = pipeline - sum(parts.values())
+        parts[key] = _less(parts.get(key, 0.0), float(cost.micro_batches * np.mean(time)))
+    parts["bubble"] = _less(pipeline, sum(parts.values()))
     return parts | {
         "dp_comm": float(cost.dp_comm_s),
         "optimizer": float(cost.optimizer_s),
@@ -195,13 +195,19 @@ def breakdown(cost: StepCost, pipeline: float) -> dict[str, float]:
     }
 
 
+def _less(whole: float, part: float) -> float:
+    """Take a part away; what rounding leaves of all of it is nothing."""
+    return 0.0 if abs(whole - part) < 1e-12 * abs(whole) else whole - part
+
+
 def _saved(cost: StepCost) -> dict[str, Any]:
     """Say where the time was that pairs of a forward and a backward pass save: traffic, then gaps of host and link."""
     traffic, saved = (x.sum(axis=0) for x in (cost.traffic_s, cost.hidden_s))
     if not np.any(saved):
         return {}
-    closed, host, link = saved - traffic, _total(cost, "host"), _total(cost, "offload")
-    rest = np.minimum(np.maximum(closed - host, 0.0), link)
+    closed = np.maximum(saved - traffic, 0.0)
+    host, link = _total(cost, "host"), _total(cost, "offload")
+    rest = np.clip(closed - host, 0.0, link)
     found = {"ep_comm": traffic, "host": np.minimum(closed, host), "offload": rest}
     return {key: time for key, time in found.items() if np.any(time)}
 
