@@ -93,8 +93,9 @@ class CriticalStep:
         order = sorted(seconds.items(), key=lambda part: -part[1])
         parts = ", ".join(f"{kind} {s / whole:.0%}" for kind, s in order if s >= LEAST_SHARE * whole)
         text = f"critical path of rank {self.rank}, step {self.step} ({format_seconds(whole)}): {parts}"
-        longest = [f"{name[:60]} {s / whole:.0%}" for name, s in list(self.path.names_s.items())[:3]]
-        return f"{text}; most of it in {', '.join(longest)}" if longest else text
+        longest = [(name, s) for name, s in self.path.names_s.items() if s >= LEAST_SHARE * whole][:3]
+        names = ", ".join(f"{name[:60]} {s / whole:.0%}" for name, s in longest)
+        return f"{text}; longest on the device: {names}" if names else text
 
 
 def critical_step(run: Run, column: int | None = None) -> CriticalStep | None:
