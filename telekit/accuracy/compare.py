@@ -154,11 +154,7 @@ def compare(
         match = "order"  # such a file holds one tensor and no name
     work = _Work(chosen, lines, progress)
     work.notes += lines.unused([x.name for x in t], [x.name for x in g])
-    pairs: list[tuple[Side, list[Pair]]] = []
-    for side in sides(t, g, lines, work.notes, work.problems):
-        paired = pair_tensors(side.target, side.golden, match=match, mapping=lines)
-        work.notes += [h for h in paired.hints if h not in work.notes]
-        pairs.append((side, _none_is_zero(paired.pairs)))
+    pairs = _paired(t, g, lines, match, work)
     cut = paddings([p for _, found in pairs for p in found], work.notes) if align == "auto" else {}
     work.layers = _layers(p for _, found in pairs for p in found)
     for side, found in pairs:
@@ -179,6 +175,18 @@ def compare(
         tuple(work.rows), verdicts, result_of(work.rows, verdicts, doubt), first, problems, chosen.name,
         _mode(work.rows), t.source, g.source, (*work.notes, *not_judged(work.rows, verdicts), *said), stacks, located,
     )  # fmt: skip
+
+
+def _paired(
+    t: Tensors, g: Tensors, lines: NameMapping, match: str, work: _Work
+) -> list[tuple[Side, list[Pair]]]:
+    """Pair the tensors of each side of a comparison by name, order or likeness."""
+    pairs: list[tuple[Side, list[Pair]]] = []
+    for side in sides(t, g, lines, work.notes, work.problems):
+        paired = pair_tensors(side.target, side.golden, match=match, mapping=lines)
+        work.notes += [h for h in paired.hints if h not in work.notes]
+        pairs.append((side, _none_is_zero(paired.pairs)))
+    return pairs
 
 
 def _standard(name: str) -> Standard:

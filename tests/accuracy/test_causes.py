@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from telekit.accuracy.causes import finding as kinds
 from telekit.accuracy.causes.case import Case, Known
-from telekit.accuracy.locating.explain import explain
+from telekit.accuracy.locating.walk.explain import explain
 from telekit.accuracy.measures.summaries import compare_summaries
 
 RANDOM = np.random.default_rng(7)

@@ -11,8 +11,8 @@ from telekit.accuracy.compare import compare
 from telekit.accuracy.compared import PARTS, Compared
 from telekit.accuracy.comparing.judged import errors_in_order
 from telekit.accuracy.comparing.table import rows_of, write_csv
-from telekit.accuracy.locating import explain as causes
 from telekit.accuracy.locating import first_divergence
+from telekit.accuracy.locating.walk import explain as causes
 from telekit.accuracy.readers import NamedTensor, Statistics, Tensors, tensors
 from telekit.accuracy.standards.verdict import Verdict
 from telekit.ui.accuracy_report import write_report

@@ -16,6 +16,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from planted_faults import PLANTED
+from planted_faults_fifth_a import FIFTH_A
+from planted_faults_fifth_b import FIFTH_B
 from planted_faults_fourth_a import FOURTH_A
 from planted_faults_fourth_b import FOURTH_B
 from planted_faults_second import SECOND
@@ -35,6 +37,8 @@ SECOND_SEED = {"fp32": 873100, "bf16": 914600}
 THIRD_SEED = {"fp32": 6407000, "bf16": 7719000}
 FOURTH_A_SEED = {"fp32": 20300400, "bf16": 31500600}
 FOURTH_B_SEED = {"fp32": 8502000, "bf16": 9614000}
+FIFTH_A_SEED = {"fp32": 7301000, "bf16": 8412000}
+FIFTH_B_SEED = {"fp32": 12405000, "bf16": 13516000}
 SAID_IN_WORDS = {
     "gate and up swapped": (f.PERMUTATION, "gate and up are taken the wrong way round"),
     "a weight is not in the optimizer": (f.OPTIMIZER_STATE, "they are not updated"),
@@ -85,6 +89,8 @@ CASES = [
         (THIRD, THIRD_SEED),
         (FOURTH_A, FOURTH_A_SEED),
         (FOURTH_B, FOURTH_B_SEED),
+        (FIFTH_A, FIFTH_A_SEED),
+        (FIFTH_B, FIFTH_B_SEED),
     )
     for at, planted in enumerate(table)
     for precision in PRECISIONS
@@ -107,8 +113,12 @@ def test_a_planted_fault_is_located_and_named(planted, precision, seed):
 
 
 def test_the_tables_name_each_fault_once():
-    names = [p.name for p in (*PLANTED, *SECOND, *THIRD, *FOURTH_A, *FOURTH_B)]
-    assert len(set(names)) == len(names) == 59 + 76 + sum(map(len, (THIRD, FOURTH_A, FOURTH_B)))
+    names = [p.name for p in (*PLANTED, *SECOND, *THIRD, *FOURTH_A, *FOURTH_B, *FIFTH_A, *FIFTH_B)]
+    assert (
+        len(set(names))
+        == len(names)
+        == 59 + 76 + sum(map(len, (THIRD, FOURTH_A, FOURTH_B, FIFTH_A, FIFTH_B)))
+    )
     assert {name for name, _ in KNOWN_MISSES} <= set(names)
 
 

@@ -7,10 +7,10 @@ import pytest
 
 from telekit.accuracy.causes import finding as kinds
 from telekit.accuracy.causes.case import Case, Known
+from telekit.accuracy.redoing.formula.formula import changed, proven, rounded
+from telekit.accuracy.redoing.layers.gated import ACTIVATIONS
+from telekit.accuracy.redoing.layers.norm import normed
 from telekit.accuracy.redoing.redo import FORMULAS, kept_to
-from telekit.accuracy.redoing.redo_formula import changed, proven, rounded
-from telekit.accuracy.redoing.redo_gated import ACTIVATIONS
-from telekit.accuracy.redoing.redo_norm import normed
 
 RANDOM = np.random.default_rng(11)
 X, UP, WEIGHT = (RANDOM.standard_normal(shape) for shape in ((2, 8, 16), (2, 8, 16), (16,)))

@@ -10,7 +10,7 @@ import pytest
 from scipy.special import log_softmax, logsumexp
 
 from telekit.accuracy.causes import finding as kinds
-from telekit.accuracy.redoing.redo_loss import Losses, labels_of, loss_causes, losses_of
+from telekit.accuracy.redoing.loss.cross_entropy import Losses, labels_of, loss_causes, losses_of
 
 RANDOM = np.random.default_rng(3)
 SHAPE = (4, 32)

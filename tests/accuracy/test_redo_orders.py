@@ -6,10 +6,10 @@ import pytest
 from telekit.accuracy.causes import finding as kinds
 from telekit.accuracy.causes.case import Case, Known
 from telekit.accuracy.causes.cause_orders import flat_shift, permutation_causes
-from telekit.accuracy.locating.explain import explain
-from telekit.accuracy.redoing.redo_columns import column_causes
-from telekit.accuracy.redoing.redo_factors import by_columns
-from telekit.accuracy.redoing.redo_orders import counts, matched
+from telekit.accuracy.locating.walk.explain import explain
+from telekit.accuracy.redoing.formula.orders import counts, matched
+from telekit.accuracy.redoing.output.columns import column_causes
+from telekit.accuracy.redoing.output.factors import by_columns
 
 RANDOM = np.random.default_rng(4)
 Q, K = RANDOM.standard_normal((2, 4, 8, 6)), RANDOM.standard_normal((2, 4, 8, 6))
@@ -104,7 +104,7 @@ ONES = (LABELS[..., None] == np.arange(16)) * 1.0
         (
             gradient((LABELS[..., None] % 8 == np.arange(16) % 8) * 1.0),
             kinds.EXTRA_TERM,
-            "no offset of its own",
+            "at the label's remainder for tokens whose label is another shard's",
         ),
         (gradient(scale=1.3), kinds.SOFTMAX_SCALE, "multiplied by 1.3"),
     ],

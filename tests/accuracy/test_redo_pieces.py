@@ -7,8 +7,8 @@ from telekit.accuracy.causes import finding as kinds
 from telekit.accuracy.causes.case import Case, Known
 from telekit.accuracy.causes.cause_orders import permutation_causes
 from telekit.accuracy.causes.rank_causes import rank_causes
-from telekit.accuracy.redoing.redo_pieces import mixed_piece_causes, token_piece_causes
-from telekit.accuracy.redoing.redo_vocabulary import vocabulary_causes
+from telekit.accuracy.redoing.layers.pieces import mixed_piece_causes, token_piece_causes
+from telekit.accuracy.redoing.loss.vocabulary import vocabulary_causes
 
 RANDOM = np.random.default_rng(5)
 X, UP = RANDOM.standard_normal((4, 16, 12)), RANDOM.standard_normal((4, 16, 24))

@@ -7,8 +7,8 @@ import pytest
 
 from telekit.accuracy.causes import finding as kinds
 from telekit.accuracy.causes.case import Case, Known
-from telekit.accuracy.redoing.redo_router_loss import router_loss_causes
-from telekit.accuracy.redoing.redo_selection import selection_causes
+from telekit.accuracy.redoing.experts.router_loss import router_loss_causes
+from telekit.accuracy.redoing.experts.selection import selection_causes
 
 RANDOM = np.random.default_rng(23)
 X, W = RANDOM.standard_normal((4, 24, 16)), 0.4 * RANDOM.standard_normal((8, 16))

@@ -5,7 +5,7 @@ import pytest
 
 from telekit.accuracy.causes import finding as kinds
 from telekit.accuracy.causes.case import Case, Known
-from telekit.accuracy.locating.explain import explain
+from telekit.accuracy.locating.walk.explain import explain
 
 RANDOM = np.random.default_rng(29)
 X, W = RANDOM.standard_normal((4, 12, 16)), RANDOM.standard_normal((24, 16)) / 4

@@ -24,8 +24,8 @@ from telekit.accuracy.checks.replicas import (
     shared_gradient,
 )
 from telekit.accuracy.graph.noise import error_of
-from telekit.accuracy.locating.explain import explain
 from telekit.accuracy.locating.locate import locate
+from telekit.accuracy.locating.walk.explain import explain
 from telekit.accuracy.measures.summaries import compare_summaries
 from telekit.accuracy.standards.depth import depth_bound, in_epsilons
 

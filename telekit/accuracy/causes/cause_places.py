@@ -11,10 +11,12 @@ from telekit.accuracy.causes.case import DEALT, Case
 from telekit.accuracy.causes.cause_orders import GATED
 from telekit.accuracy.causes.cause_values import taken_away
 from telekit.accuracy.causes.finding import Cause
+from telekit.accuracy.compared import FORWARD
 from telekit.accuracy.measures.pairs import Array, Floats
 
 _ATTENTION = ("attn", "attention", "softmax", "score", "mask")
 _NORM = ("norm", "ln_", "rms")
+_NOTHING = 0.01  # of the largest difference: an index that differs less does not differ
 _ROUTER = ("router", "gate", "topk", "moe")
 
 
@@ -26,10 +28,8 @@ def place_causes(case: Case) -> Iterator[Cause]:
     yield from _rows_that_sum(case)
 
 
-def _confined(case: Case) -> Iterator[Cause]:
-    """Error on a part of an axis' indices, none on the others."""
-    t, g = case.target, case.golden
-    assert t is not None and g is not None
+def _fewest_indices(t: Floats, g: Floats, case: Case) -> tuple[float, int, Array] | None:
+    """Return the axis of whose indices the smallest share differs, with that share, and which they are."""
     best: tuple[float, int, Array] | None = None
     for axis in range(t.ndim):
         n = t.shape[axis]
@@ -41,11 +41,19 @@ def _confined(case: Case) -> Iterator[Cause]:
         # where golden is next to nothing a difference is judged by the tensor's own size
         typical = np.maximum(scale, max(0.3 * float(np.median(scale)), 0.01 * float(scale.max())))
         relative = error / np.maximum(typical, 1e-300)
-        limit = max(case.noise, 0.05 * float(relative.max()))
+        limit = max(case.noise, _NOTHING * float(relative.max()))
         bad = relative > limit
         share = float(bad.mean())
         if 0 < share <= 0.75 and (best is None or share < best[0]):
             best = (share, axis, bad)
+    return best
+
+
+def _confined(case: Case) -> Iterator[Cause]:
+    """Error on a part of an axis' indices, none on the others."""
+    t, g = case.target, case.golden
+    assert t is not None and g is not None
+    best = _fewest_indices(t, g, case)
     if best is None:
         return
     share, axis, bad = best
@@ -65,11 +73,21 @@ def _confined(case: Case) -> Iterator[Cause]:
         yield from _piece_scaled(rows, np.moveaxis(g, axis, 0)[bad], case, f"{said}: {piece}")
         yield Cause(kinds.ONE_SHARD, 0.7, f"{said}: {piece}")
     words = case.words
-    if not last and any(w in words for w in _ATTENTION):
-        yield Cause(kinds.MASK, 0.6, f"{said}: a mask, positions or padding")
+    if not last and _as_masked(case, rows):
+        yield Cause(kinds.MASK, 0.6, f"{said}, and lies inside the values: a mask, positions or padding")
     elif not last and any(w in words for w in _ROUTER) and share < 0.5:
         yield Cause(kinds.ROUTER, 0.55, f"{said}: tokens that chose, or kept, other experts")
     yield Cause(kinds.LOCAL, 0.5 * (1 - share) + 0.1, said)
+
+
+def _as_masked(case: Case, rows: Floats) -> bool:
+    """Whether positions of attention's output are still means of values, or weights of keys: a mask keeps them that."""
+    if case.phase != FORWARD or not any(w in case.words for w in _ATTENTION):
+        return False
+    known = [k.golden for k in case.inputs if k.golden is not None and k.golden.ndim > 2]
+    values = [g for g in known if rows.shape[-1] % g.shape[-1] == 0 and g.size <= rows.size * 4]
+    top = max((float(np.abs(g).max()) for g in values), default=1.0)
+    return len(known) > 2 and float(np.abs(rows).max()) <= top * (1 + case.noise)
 
 
 def _piece_scaled(rows: Floats, golden: Floats, case: Case, said: str) -> Iterator[Cause]:
@@ -92,17 +110,36 @@ def _listed(where: Array) -> str:
 def _piece(bad: Array, axis: int, ndim: int, case: Case) -> str:
     """Whether the indices are one aligned piece of as many as a known group has ranks, on an axis that it deals."""
     where, n = np.flatnonzero(bad), bad.size
-    if where[-1] - where[0] != where.size - 1 or n % where.size:
-        return ""
+    rank = _zigzag_rank(where, n, case) if axis == 1 and ndim > 2 else ""
+    if rank or where[-1] - where[0] != where.size - 1 or n % where.size:
+        return rank
     count = n // where.size
     if count == 2 and axis == ndim - 1 and any(w in case.words for w in GATED):
         return ""  # gate or up
     at = {axis, axis - ndim}
-    names = [k for k, s in case.sizes.items() if s == count and count > 1 and at & set(DEALT.get(k, ()))]
+    # positions are dealt to cp zigzag, and to tp only where heads have no axis of their own
+    never = {"cp", "tp"} if axis == 1 and ndim > 3 else {"cp"} if axis == 1 and ndim > 2 else set()
+    never |= set() if "expert" in case.words else {"etp"}
+    names = [
+        k
+        for k, s in case.sizes.items()
+        if s == count and count > 1 and k not in never and at & set(DEALT.get(k, ()))
+    ]
     if where[0] % where.size or (not names and case.sizes):
         return ""
     said = f" of {' or '.join(names)}" if names else ""
     return f"piece {where[0] // where.size} of {count}{said}"
+
+
+def _zigzag_rank(where: Array, n: int, case: Case) -> str:
+    """Name the context-parallel rank whose two chunks the positions are."""
+    count = int(case.sizes.get("cp", 1))
+    if count < 2 or n % (2 * count):
+        return ""
+    chunks = np.split(np.arange(n), 2 * count)
+    owned = [np.concatenate([chunks[r], chunks[-1 - r]]) for r in range(count)]
+    rank = next((r for r, at in enumerate(owned) if np.array_equal(at, where)), None)
+    return "" if rank is None else f"rank {rank} of {count} of cp, which are dealt positions zigzag"
 
 
 def _by_row(case: Case) -> Iterator[Cause]:
@@ -118,8 +155,8 @@ def _by_row(case: Case) -> Iterator[Cause]:
     spread = float(np.std(factor))
     if share < 0.7 or spread < 1e-12 or spread < 0.1 * abs(float(np.mean(factor)) - 1):
         return
-    if (np.minimum(np.abs(factor), np.abs(factor - 1)) < max(case.noise, 1e-6)).all():
-        lost = np.flatnonzero(np.abs(factor) < 0.5)
+    lost = np.flatnonzero(np.abs(factor) < 0.5)
+    if lost.size and (np.minimum(np.abs(factor), np.abs(factor - 1)) < max(case.noise, 1e-6)).all():
         left = float(np.linalg.norm(a - (np.abs(factor) >= 0.5)[:, None] * b))
         if left > max(case.noise, 1e-6) * float(np.linalg.norm(b)):
             return

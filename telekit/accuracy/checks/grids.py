@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from telekit.accuracy.measures.pairs import FORMATS, Floats
+from telekit.accuracy.measures.pairs import Floats, on_grid
 
 NARROW = ("float8_e5m2", "float8_e4m3fn", "bfloat16", "float16")
 FEWEST = 16
@@ -24,9 +24,7 @@ def share_on_grid(values: Any, dtype: str) -> float:
     found = _some(values)
     if not found.size:
         return float("nan")
-    mantissa, _ = np.frexp(found)
-    scaled = mantissa * 2.0 ** (FORMATS[dtype].mantissa + 1)
-    return float(np.mean(scaled == np.rint(scaled)))
+    return float(np.mean(on_grid(found, dtype)))
 
 
 @dataclass(frozen=True)

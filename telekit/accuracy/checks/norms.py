@@ -87,6 +87,7 @@ def name_norm(
 
 
 def _norms(own: OwnGradients, sizes: Mapping[str, float]) -> Iterator[tuple[float, NormName]]:
+    yield from _of_groups(own, sizes)
     yield from _of_ranks(own)
     yield from _other_powers(own)
     yield from _counted(own, sizes)
@@ -94,10 +95,7 @@ def _norms(own: OwnGradients, sizes: Mapping[str, float]) -> Iterator[tuple[floa
 
 def _of_ranks(own: OwnGradients) -> Iterator[tuple[float, NormName]]:
     """Norms of what ranks hold, with and without what the others hold of some kind of weight."""
-    total, squares = own.norm**2, own.squares
-    experts = [n for n in squares if "expert" in n and "shared" not in n]
-    split = [n for n in squares if any(r[n].size < own.whole[n].size for r in own.ranks if n in r)]
-    kinds = ("the experts' gradients", experts), ("the gradients split over ranks", split)
+    total, squares, kinds = own.norm**2, own.squares, _dealt_kinds(own)
     for rank, held in enumerate(own.ranks):
         mine = {n: _square(a) for n, a in held.items()}
         yield (
@@ -119,6 +117,45 @@ def _of_ranks(own: OwnGradients) -> Iterator[tuple[float, NormName]]:
         every = sum(_square(a) for held in own.ranks for a in held.values())
         text = "it sums the squares of every rank, so that what several ranks hold counts several times"
         yield sqrt(every), NormName(text, 0.92)
+
+
+def _dealt_kinds(own: OwnGradients) -> tuple[tuple[str, list[str]], ...]:
+    """Kinds of weight that ranks hold parts of, in words and by name."""
+    experts = [n for n in own.whole if "expert" in n and "shared" not in n]
+    split = [n for n in own.whole if any(r[n].size < own.whole[n].size for r in own.ranks if n in r)]
+    return ("the experts' gradients", experts), ("the gradients split over ranks", split)
+
+
+def _of_groups(own: OwnGradients, sizes: Mapping[str, float]) -> Iterator[tuple[float, NormName]]:
+    """Norms of what a pipeline stage, or the ranks of one index in tp or ep, hold, of all weights or of a kind.
+
+    Ranks are counted as training frameworks do: tp innermost, then the data ranks that ep is a part of, then stages.
+    Of tensors that are equal to the bit one counts.
+    """
+    tp, ep, pp = (int(sizes.get(name, 1)) for name in ("tp", "ep", "pp"))
+    n, total = len(own.ranks), own.norm**2
+    at = np.arange(n)
+    groups = {"pp": (pp, at * pp // max(n, 1)), "tp": (tp, at % tp), "ep": (ep, at // tp % ep)}
+    for name, (size, index) in groups.items():
+        for v in range(size if 1 < size <= n else 0):
+            mine = _held([held for held, i in zip(own.ranks, index, strict=True) if i == v])
+            whose = f"pipeline stage {v}" if name == "pp" else f"the ranks of index {v} in {name}"
+            text = f"it is the norm of the gradients of {whose} alone: not reduced over {name}"
+            yield sqrt(sum(mine.values())), NormName(text, 0.96 if name == "pp" else 0.94)
+            for what, names in _dealt_kinds(own):
+                part = total - sum(own.squares[k] for k in names) + sum(mine.get(k, 0.0) for k in names)
+                text = f"of {what} it counts only those of {whose}: their part is not reduced over {name}"
+                if names:
+                    yield sqrt(max(part, 0.0)), NormName(text, 0.94)
+
+
+def _held(ranks: Sequence[Mapping[str, Floats]]) -> dict[str, float]:
+    """Sum of squares by parameter of what some ranks hold, each piece once however many of them hold it."""
+    pieces: dict[str, dict[bytes, float]] = {}
+    for held in ranks:
+        for name, array in held.items():
+            pieces.setdefault(name, {})[array.tobytes()] = _square(array)
+    return {name: sum(of.values()) for name, of in pieces.items()}
 
 
 def _other_powers(own: OwnGradients) -> Iterator[tuple[float, NormName]]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from telekit.accuracy.compared import OUTPUT, Compared
 from telekit.accuracy.measures.metrics import EMPTY
-from telekit.accuracy.measures.pairs import FORMATS, Array, Floats
+from telekit.accuracy.measures.pairs import FORMATS, Array, Floats, on_grid
 from telekit.accuracy.readers.named import NamedTensor
 
 FLOOR = 4.0  # epsilons that one operator's rounding and reduction order may cost (Megatron's bound has k = 4)
@@ -151,9 +151,7 @@ def resolution(tensor: NamedTensor | None) -> float | None:
 
 def representable(sample: Floats, dtype: str) -> bool:
     """Whether every value has no more mantissa bits than a format stores."""
-    mantissa, _ = np.frexp(sample)
-    scaled = mantissa * 2.0 ** (FORMATS[dtype].mantissa + 1)
-    return bool(np.all(scaled == np.rint(scaled)))
+    return bool(on_grid(sample, dtype).all())
 
 
 def run_epsilon(rows: Sequence[Compared]) -> float:

@@ -14,8 +14,8 @@ from telekit.accuracy.causes.finding import Finding
 from telekit.accuracy.compared import Compared
 from telekit.accuracy.comparing.judged import UNREAD, errors_in_order
 from telekit.accuracy.graph.noise import run_epsilon
-from telekit.accuracy.locating.explain import explain
 from telekit.accuracy.locating.locate import locate
+from telekit.accuracy.locating.walk.explain import explain
 from telekit.accuracy.readers import NamedTensor
 from telekit.accuracy.standards.verdict import ERROR, Verdict
 
@@ -80,6 +80,19 @@ def first_divergence(
             f"the search for the first divergence failed ({type(error).__name__}: {error}); verdicts stand"
         )
 
+    return _by_rows(rows, small, verdicts, sizes, evidence, notes), tuple(notes)
+
+
+def _by_rows(
+    rows: Sequence[Compared],
+    small: Sequence[Compared],
+    verdicts: Sequence[Verdict],
+    sizes: Mapping[str, float],
+    evidence: tuple[str, ...],
+    notes: list[str],
+) -> Finding | None:
+    """Return what the first row that fails says by itself; ``notes`` is told of rows that say nothing."""
+
     @cache
     def epsilon() -> float:  # loads a sample of the run: once, and only where it is asked for
         return run_epsilon(rows)
@@ -89,15 +102,15 @@ def first_divergence(
         if names & _NOT_COMPARED:
             notes.append(f"{rows[place].name}: not compared, so whether the sides part there is not known")
         elif not rows[place].api and not _rounding(rows[place], epsilon):
-            return _of_tensor(small[place], verdicts[place], epsilon(), sizes, evidence), tuple(notes)
+            return _of_tensor(small[place], verdicts[place], epsilon(), sizes, evidence)
         elif evidence and names <= _CLOSENESS:
             if not any("rounding explains" in note for note in notes):
                 notes.append(_within(rows[place], verdicts[place], epsilon()))
         else:
-            return _of_verdict(rows[place], verdicts[place], evidence), tuple(notes)
+            return _of_verdict(rows[place], verdicts[place], evidence)
         if len(notes) > 4:
             break
-    return None, tuple(notes)
+    return None
 
 
 def _beyond(found: Finding) -> str:

@@ -23,13 +23,13 @@ from telekit.accuracy.graph.nodes import Node, containers, maker_of, module_path
 from telekit.accuracy.graph.noise import is_float, run_epsilon
 from telekit.accuracy.graph.routing import routes
 from telekit.accuracy.graph.sync import gradient_names
-from telekit.accuracy.locating.beside import Beside, Ranks
-from telekit.accuracy.locating.explain import explain
-from telekit.accuracy.locating.handed_on import changed_inputs
-from telekit.accuracy.locating.locate_optimizer import after_backward
-from telekit.accuracy.locating.own_checks import own_fault, start_fault, update_fault, with_loss, with_weights
+from telekit.accuracy.locating.gradients.optimizer import after_backward
+from telekit.accuracy.locating.own.checks import own_fault, start_fault, update_fault, with_loss, with_weights
 from telekit.accuracy.locating.phase_hint import Hint, Pair, balance_ratio, numbers, phase_hint
-from telekit.accuracy.locating.walk import Place, Walk
+from telekit.accuracy.locating.walk.beside import Beside, Ranks
+from telekit.accuracy.locating.walk.explain import explain
+from telekit.accuracy.locating.walk.handed_on import changed_inputs
+from telekit.accuracy.locating.walk.walk import Place, Walk
 from telekit.accuracy.readers.named import NamedTensor
 from telekit.accuracy.redoing.redo import kept_to
 
@@ -103,12 +103,12 @@ def _one_step(walk: Walk, hint: Hint, beside: Beside) -> Finding | None:
     place, causes = _choose(walk, graph, sizes, ranks)
     own = own_fault(graph, beside, None if place is None else place.node, walk.notes)
     if own is not None:
-        return replace(own, evidence=(*own.evidence, *walk.notes, *hint.evidence))
+        return replace(own, evidence=(*own.evidence, *walk.notes, *hint.beside(own.phase)))
     if place is not None:
         causes = with_weights(place, with_loss(place.node, graph, causes))
     early = _unequal_finding(graph, ranks, sizes, walk, place)
     if early is not None:
-        return replace(early, evidence=(*early.evidence, *walk.notes, *hint.evidence))
+        return replace(early, evidence=(*early.evidence, *walk.notes, *hint.beside(early.phase)))
     if place is not None:
         return _finding(place, causes, walk, hint)
     optimizer = [n for n in graph if n.phase == OPTIMIZER]
@@ -124,7 +124,11 @@ def _one_step(walk: Walk, hint: Hint, beside: Beside) -> Finding | None:
         or update_fault(graph, beside)
     )
     walk.end(graph, optimizer)
-    return None if found is None else replace(found, evidence=(*found.evidence, *walk.notes, *hint.evidence))
+    return (
+        None
+        if found is None
+        else replace(found, evidence=(*found.evidence, *walk.notes, *hint.beside(found.phase)))
+    )
 
 
 def _at(pair: Pair | None, index: int, which: str = "norm") -> tuple[float, float] | None:
@@ -256,10 +260,10 @@ def _finding(place: Place, causes: tuple[Cause, ...], walk: Walk, hint: Hint) ->
         *(f"{cause.kind} ({cause.confidence:.2f}): {cause.text}" for cause in causes[:3]),
         *place.row.notes,
         *walk.notes,
-        *hint.evidence,
+        *hint.beside(c.phase),
     ]
     sure = min(1.0, 0.5 + 0.1 * min(place.strength, 5.0))
-    if hint.phase and hint.phase != c.phase:
+    if hint.against(c.phase):
         evidence.append(f"the curves point at {hint.phase}, the dump at {c.phase}: the dump is believed")
         sure *= 0.9
     others = tuple(p.candidate for p in walk.found if p is not place)

@@ -11,21 +11,39 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from telekit.accuracy.compared import BACKWARD, FORWARD, OPTIMIZER
+from telekit.accuracy.compared import BACKWARD, FORWARD, OPTIMIZER, SETUP
 from telekit.accuracy.measures.pairs import Floats
 from telekit.accuracy.readers.curve import LossCurve
 
 Series = Sequence[float] | LossCurve
 Pair = tuple[Series, Series]
+_DIGITS = 1e-6  # relative: float32 losses that differ by less agree to the digit
 
 
 @dataclass(frozen=True)
 class Hint:
-    """A phase, the step at which it shows (from 1), and what was seen; empty where nothing was."""
+    """A phase, the step at which it shows (from 1), and what was seen; empty where nothing was.
+
+    ``small`` is by how much the first loss differs where it agrees within the run's rounding and not to the digit: then
+    the curves cannot tell the forward from what follows.
+    """
 
     phase: str = ""
     step: int | None = None
     evidence: tuple[str, ...] = ()
+    small: float = 0.0
+
+    def against(self, phase: str) -> bool:
+        """Whether the curves speak against a phase that the dump points at."""
+        return bool(self.phase) and self.phase != phase and not (self.small and phase in (FORWARD, SETUP))
+
+    def beside(self, phase: str) -> tuple[str, ...]:
+        """Say what was seen beside a phase that the dump points at."""
+        if not self.small or phase not in (FORWARD, SETUP):
+            return self.evidence
+        return (
+            f"the first loss differs by {self.small:.3g}: so little may be rounding or the forward's fault",
+        )
 
 
 def phase_hint(losses: Pair | None, norms: Pair | None, epsilon: float) -> Hint:
@@ -45,12 +63,14 @@ def phase_hint(losses: Pair | None, norms: Pair | None, epsilon: float) -> Hint:
     tight = max(min(8 * epsilon, max(epsilon, 1e-3)), 1e-12)
     if loss is not None and loss.size and not loss[0] <= tight:
         return Hint(FORWARD, 1, (f"the first loss differs by {loss[0]:.3g}: the forward",))
+    small = float(loss[0]) if loss is not None and loss.size and loss[0] > _DIGITS else 0.0
     if norm is not None and norm.size and not norm[0] <= 4 * epsilon:
-        text = f"the first loss agrees, the first gradient norm differs by {norm[0]:.3g}: the backward, or its norm"
-        return Hint(BACKWARD, 1, (text,))
+        agrees = f"the first loss agrees{f' within rounding ({small:.3g})' if small else ''}"
+        text = f"{agrees}, the first gradient norm differs by {norm[0]:.3g}: the backward, or its norm"
+        return Hint(BACKWARD, 1, (text,), small)
     if loss is not None and loss.size > 1 and not loss[1] <= 8 * tight:
         text = f"the first loss and norm agree, the second loss differs by {loss[1]:.3g}: the optimizer"
-        return Hint(OPTIMIZER, 2, (text,))
+        return Hint(OPTIMIZER, 2, (text,), small)
     return Hint()
 
 

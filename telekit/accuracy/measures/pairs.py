@@ -159,6 +159,18 @@ def same_shape(target: Array, golden: Array) -> None:
         raise InputError([Problem("target", target.shape, f"must have golden's shape {golden.shape}")])
 
 
+def on_grid(values: Floats, dtype: str) -> Array:
+    """Of each value, whether it has no more digits than a format's mantissa, whatever its range."""
+    return np.asarray(values == to_grid(values, dtype))
+
+
+def to_grid(values: Floats, dtype: str) -> Floats:
+    """Round to the digits of a format's mantissa, to nearest, whatever its range."""
+    mantissa, exponent = np.frexp(values)
+    digits = 2.0 ** (FORMATS[dtype].mantissa + 1)
+    return np.asarray(np.ldexp(np.rint(mantissa * digits) / digits, exponent))
+
+
 def flat(array: Array) -> Array:
     """One dimension, in C order; a view where the array allows it."""
     return array.reshape(-1)

@@ -15,7 +15,7 @@ from telekit.accuracy.causes.finding import Cause
 from telekit.accuracy.graph.nodes import Node
 from telekit.accuracy.graph.noise import wide
 from telekit.accuracy.graph.sync import optimizer_row
-from telekit.accuracy.measures.pairs import FORMATS, Floats
+from telekit.accuracy.measures.pairs import Floats, to_grid
 from telekit.accuracy.updating.other_states import mixed, moved, near
 
 _NARROW = ("bfloat16", "float16", "float8_e5m2", "float8_e4m3fn")
@@ -67,7 +67,7 @@ def _changed(used: Floats, given: Floats) -> Iterator[tuple[str, str, Floats]]:
         mean = given.mean(axis=axis, keepdims=True)
         yield kinds.NORMALISATION, f"the gradient less its mean over axis {axis}", given - mean
     for name in _NARROW:
-        rounded = _rounded(given, name)
+        rounded = to_grid(given, name)
         yield kinds.WRONG_DTYPE, f"the gradient rounded to {name}", rounded
     for text, value in moved(used, given):
         yield kinds.PERMUTATION, f"the gradient with {text}", value
@@ -77,13 +77,6 @@ def _changed(used: Floats, given: Floats) -> Iterator[tuple[str, str, Floats]]:
         f"the gradient with {float(np.mean(~kept)):.0%} of its elements lost",
         given * kept,
     )
-
-
-def _rounded(values: Floats, name: str) -> Floats:
-    """Round to a format's digits, to nearest, whatever its range."""
-    mantissa, exponent = np.frexp(values)
-    digits = 2.0 ** (FORMATS[name].mantissa + 1)
-    return np.asarray(np.ldexp(np.rint(mantissa * digits) / digits, exponent))
 
 
 def _elsewhere(

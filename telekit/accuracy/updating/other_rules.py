@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from telekit.accuracy.causes import finding as kinds
-from telekit.accuracy.measures.pairs import Floats
+from telekit.accuracy.measures.pairs import Floats, to_grid
 from telekit.accuracy.updating.stepping import Rule, Settings, Step, update, usual, without_decay
 
 
@@ -91,11 +91,7 @@ def _changes() -> Iterator[Rule]:
     yield Rule(
         kinds.WRONG_DTYPE,
         said("the step starts from the weight rounded to bfloat16, not from the float32 master"),
-        lambda s, k, x: _bf16(s.p) - s.p - k.decay * _bf16(s.p) - k.lr * update(s, k),
+        lambda s, k, x: (
+            to_grid(s.p, "bfloat16") - s.p - k.decay * to_grid(s.p, "bfloat16") - k.lr * update(s, k)
+        ),
     )
-
-
-def _bf16(values: Floats) -> Floats:
-    """Round to bfloat16's eight bits, to nearest."""
-    mantissa, exponent = np.frexp(values)
-    return np.asarray(np.ldexp(np.rint(mantissa * 256) / 256, exponent))

@@ -16,6 +16,7 @@ from telekit.accuracy.graph.noise import wide
 from telekit.accuracy.graph.sync import optimizer_row
 from telekit.accuracy.measures.pairs import Array, Floats
 from telekit.accuracy.updating.fit_causes import Later, moment_causes, rate_causes, weight_causes
+from telekit.accuracy.updating.idle import idle_slices
 from telekit.accuracy.updating.other_gradients import other_gradient
 from telekit.accuracy.updating.other_states import moved_weight, other_state
 from telekit.accuracy.updating.stepping import RATE, Settings, Step, step_of, update, usual
@@ -47,7 +48,7 @@ def explain_step(node: Node, around: Around) -> list[Cause]:
     if narrow is not None:
         return [narrow]
     stale = old_gradient(node, around.last) if around.last is not None else None
-    stuck = stale or stuck_rows(node, around.sizes)
+    stuck = stale or stuck_rows(node, around.sizes) or idle_slices(node)
     moved = stuck or other_state(node, around.last, around.others) or other_gradient(node, around.others)
     if moved is not None:
         return [moved]
@@ -191,10 +192,10 @@ def stuck_rows(node: Node, sizes: Mapping[str, float]) -> Cause | None:
         still = (t0 == t1) & moves
         if still.sum() < _FEWEST or not 0.03 < still.sum() / moves.sum() < 0.995:
             continue
-        where = _where_stuck(still, moves, sizes)
+        where, whose = _where_stuck(still, moves, sizes)
         if where:
-            text = f"part of the {what} comes out as it went in, golden's does not: {where}"
-            return Cause(kinds.ONE_SHARD, 0.93, text)
+            text = f"part of the {what} comes out as it went in, golden's does not: {where}{whose}"
+            return Cause(kinds.ONE_SHARD if whose else kinds.STALE, 0.93, text)
     return None
 
 
@@ -209,8 +210,8 @@ def _before_and_after(node: Node, key: str) -> tuple[Floats, Floats, Floats, Flo
     return (t0, t1, g0, g1) if len({x.shape for x in (t0, t1, g0, g1)}) == 1 and t0.size > 1 else None
 
 
-def _where_stuck(still: Array, moves: Array, sizes: Mapping[str, float]) -> str:
-    """Say which indices along one axis, or stretch of the flat tensor, are stuck as a whole while others move."""
+def _where_stuck(still: Array, moves: Array, sizes: Mapping[str, float]) -> tuple[str, str]:
+    """Say which indices along one axis, or stretch of the flat tensor, are stuck as a whole, and whose slice it is."""
     for axis in range(still.ndim):
         others = tuple(i for i in range(still.ndim) if i != axis)
         count = moves.sum(axis=others)
@@ -219,12 +220,15 @@ def _where_stuck(still: Array, moves: Array, sizes: Mapping[str, float]) -> str:
         if stuck.size and stuck.size + moved.size == np.count_nonzero(count):
             name = "rows" if axis == 0 else f"indices along axis {axis}"
             size = still.shape[axis]
-            return f"{name} {_range(stuck, moved)} of {size}{_slice(stuck, moved, size, sizes)}"
+            groups = _ROWS if axis == 0 else _COLUMNS
+            return f"{name} {_range(stuck, moved)} of {size}", _slice(stuck, moved, size, sizes, groups)
     flat, there = still.ravel(), np.flatnonzero(moves.ravel())
     if np.count_nonzero(flat[there][1:] != flat[there][:-1]) <= _BLOCKS:
         stuck, moved = there[flat[there]], there[~flat[there]]
-        return f"elements {_range(stuck, moved)} of {still.size}{_slice(stuck, moved, still.size, sizes)}"
-    return ""
+        return f"elements {_range(stuck, moved)} of {still.size}", _slice(
+            stuck, moved, still.size, sizes, _ROWS
+        )
+    return "", ""
 
 
 def _range(stuck: Array, moved: Array) -> str:
@@ -232,10 +236,14 @@ def _range(stuck: Array, moved: Array) -> str:
     return f"{stuck[0]} to {stuck[-1]}" if not between.any() else ", ".join(map(str, stuck[:8])) + "…"
 
 
-def _slice(stuck: Array, moved: Array, size: int, sizes: Mapping[str, float]) -> str:
+_ROWS, _COLUMNS = ("tp", "etp", "ep", "cp", "dp"), ("tp", "etp")
+"""Groups that deal a weight's rows, or its states flat, and those that deal its columns."""
+
+
+def _slice(stuck: Array, moved: Array, size: int, sizes: Mapping[str, float], groups: Sequence[str]) -> str:
     """Say that what moved, or did not, is one rank's slice of a group."""
     for name, ranks in sizes.items():
-        if name in ("tokens", "loss_scale", "micro_batches") or not 1 < ranks <= size or not moved.size:
+        if name not in groups or not 1 < ranks <= size or not moved.size:
             continue
         a, b = (np.unique(x * round(ranks) // size) for x in (stuck, moved))
         if b.size == 1 and b[0] not in a:

@@ -1,0 +1,1 @@
+"""Attention done again: rotary embedding, scores, masks, biases, and the gradients of queries, keys and values."""

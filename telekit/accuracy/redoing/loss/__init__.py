@@ -1,0 +1,1 @@
+"""Cross-entropy done again, its gradient, and a vocabulary that ranks share."""
