@@ -19,6 +19,8 @@ from planted_faults import (
     DP2,
     DP4,
     FORWARD,
+    KV2,
+    KV4,
     TP2,
     Planted,
     at,
@@ -34,6 +36,7 @@ GROUPED, HEADS8 = Config(), Config(heads=8, kv_heads=4)
 MB2, SP2_DP2 = Layout(micro_batches=2), Layout(tp=2, dp=2, sequence_parallel=True)
 BLOCKS = att._blocks
 NORM, LOST, OLD = (f.NORMALISATION,), (f.MISSING_TERM, f.MISSING_REDUCTION), (f.STALE, f.DUPLICATED)
+ROTARY = (f.ROTARY, f.DIFFERENT_INPUTS)
 OTHER = (f.PERMUTATION, f.DUPLICATED, f.DIFFERENT_INPUTS, f.STALE)
 
 
@@ -254,9 +257,55 @@ def backward(name, causes, layouts, config=HEADS8, change=None, **more):
     return Planted(name, make, of(1, CORE), BACKWARD, causes, layouts, config, **more)
 
 
+def core(name, make, phase, causes, layouts, config=HEADS8):
+    return Planted(name, make, of(1, CORE), phase, causes, layouts, config)
+
+
 def weight(name, module, change, causes, layouts):
     make = at(f"{L1}.{module}.backward", weight_from(change))
     return Planted(name, make, of(1, module), BACKWARD, causes, layouts)
+
+
+def gathered(*ranks):
+    """Pieces of other ranks than their own, by the ranks in turn."""
+
+    def change(event):
+        parts = np.split(event.call(), event.layout.cp, axis=4)
+        return np.concatenate([parts[ranks[i % len(ranks)] % len(parts)] for i in range(len(parts))], axis=4)
+
+    return change
+
+
+def recomputed(changed):
+    """Return faults: the backward has queries and keys that ``changed`` makes of those before their turn and after."""
+
+    def make():
+        kept = {}
+
+        def remember(event):
+            kept[event.micro_batch] = event.inputs, event.call()
+
+        def back(event):
+            grad, _, _, v = event.inputs
+            return event.call(grad, *changed(*kept[event.micro_batch]), v)
+
+        turn = f"{L1}.self_attention.rotary_pos_emb"
+        return [Fault(turn, remember), Fault(f"{L1}.{CORE}.backward", back)]
+
+    return make
+
+
+def turned_twice(before, after):
+    """Turn by the same angles again, pairs in halves."""
+
+    def complex_of(x):
+        return x[..., : x.shape[-1] // 2] + 1j * x[..., x.shape[-1] // 2 :]
+
+    def again(x, y):
+        z = complex_of(y) * complex_of(y) / complex_of(x)
+        return np.concatenate([z.real, z.imag], axis=-1).astype(x.dtype)
+
+    return [again(x, y) for x, y in zip(before, after, strict=True)]
 
 
 FIFTH_A = (
@@ -303,4 +352,15 @@ FIFTH_A = (
     weight("recomputation exchanges a rank's two chunks", "mlp.linear_fc1", chunks_exchanged, OTHER, (CP2, CP4)),
     weight("recomputation has replica 0's input", "mlp.linear_fc2",
            lambda e, x: np.repeat(x[:1], x.shape[0], axis=0), OTHER, (DP2, DP4)),
+    # what is gathered over context parallelism
+    core("rank 0's gathered keys in all", at(f"{L1}.{CORE}.key.all_gather", gathered(0)), FORWARD, OTHER, (KV2, KV4)),
+    core("gathered values of the last ranks twice", at(f"{L1}.{CORE}.value.all_gather", gathered(2, 3)), FORWARD,
+         OTHER, (KV4, KV4)),
+    core("gathered keys and values in another order", at(f"{L1}.{CORE}.*.all_gather", gathered(1, 0, 3, 2)), FORWARD,
+         (*OTHER, f.MASK), (KV4, KV2), GROUPED),  # keys in another order are a mask in another order
+    # what a backward has of the rotary embedding
+    core("recomputed queries are not turned", recomputed(lambda x, y: (x[0], y[1])), BACKWARD, ROTARY, (TP2, CP2)),
+    core("recomputed keys are not turned", recomputed(lambda x, y: (y[0], x[1])), BACKWARD, ROTARY, (CP2, TP2),
+         GROUPED),
+    core("recomputation turns twice", recomputed(turned_twice), BACKWARD, ROTARY, (DP2, CP2)),
 )  # fmt: skip

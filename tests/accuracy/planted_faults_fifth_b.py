@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 from planted_faults import (
     BACKWARD,
+    CP2_DP2,
     DENSE,
     DP2,
     EP2,
@@ -39,6 +40,8 @@ from telekit.accuracy.miniature import Fault, Layout
 LOSS, NORM = r"\bloss\b", "grad_norm|clip"
 E5M2, E4M3 = ml_dtypes.float8_e5m2, ml_dtypes.float8_e4m3fn
 MB2 = Layout(micro_batches=2)
+CP2_SP2 = Layout(cp=2, tp=2, sequence_parallel=True)
+BALANCED, COUNTS = replace(ONLY_EXPERTS, aux_coefficient=0.1), (f.LOSS_TERM, f.MISSING_REDUCTION)
 
 
 def first_entry(event, logits):
@@ -180,6 +183,28 @@ def of_stage(stage):
     return lambda event: event.call([p for p in event.inputs[0] if p.stage == stage])
 
 
+def own_counts(*axes):
+    """Counts of the balancing loss added over some axes of the ranks (dp, cp, tp) alone."""
+    return lambda e: np.broadcast_to(e.inputs[0].sum(axis=axes, keepdims=True), e.inputs[0].shape).copy()
+
+
+def of_rank(axis, rank):
+    """Squares of one rank of an axis of the ranks (dp, cp, tp)."""
+
+    def change(event):
+        squares = event.call()
+        shape = [-1 if i == axis else 1 for i in range(squares.ndim)]
+        return squares * (np.arange(squares.shape[axis]) == rank).reshape(shape).astype(squares.dtype)
+
+    return change
+
+
+def underflows(event):
+    """The first gradient in float16, with a loss scale too small for it."""
+    x, *rest = event.call()
+    return ((x * 2.0**-14).astype(np.float16).astype(x.dtype) * x.dtype.type(2.0**14), *rest)
+
+
 GATED, FC1, FC2 = (f"{LAYER1}.mlp.{name}" for name in ("activation_func", "linear_fc1", "linear_fc2"))
 PROJ, DISPATCHER = f"{LAYER1}.self_attention.linear_proj", r"layers\.1\.mlp\.(token_dispatcher|router)"
 
@@ -241,4 +266,14 @@ FIFTH_B = (
             replace(ONLY_EXPERTS, top_k=1, batch=2, sequence=8)),
     Planted("the last rows of a weight are not stepped", at(f"optimizer.{FC2}.weight.adam", keeps(slice(-3, None))),
             of(1, "mlp.linear_fc2"), OPTIMIZER, (f.STALE, f.LOCAL), (DP2, TP2)),
+    Planted("balancing loss counts each rank's own choices", at("*.aux_loss.all_reduce", own_counts()),
+            r"mlp\.router", (*BACKWARD, *FORWARD), COUNTS, (CP2_SP2, CP2_SP2), BALANCED),
+    Planted("balancing loss counts each cp rank's choices", at("*.aux_loss.all_reduce", own_counts(2)),
+            r"mlp\.router", (*BACKWARD, *FORWARD), COUNTS, (CP2_SP2, CP2_SP2), BALANCED),
+    Planted("balancing loss counts replicas' choices too", at("*.aux_loss.all_reduce", own_counts(0, 1)),
+            r"mlp\.router", (*BACKWARD, *FORWARD), (*COUNTS, f.DOUBLE_REDUCTION), (CP2_DP2, CP2_DP2), BALANCED),
+    Planted("norm of qkv's last TP rank alone", at("optimizer.grad_norm.*.linear_qkv.weight", of_rank(2, 1)), NORM,
+            OPTIMIZER, (f.CLIPPING,), (TP2, PP2_TP2)),
+    Planted("gradient of fc2's input underflows", at(f"{FC2}.backward", underflows), of(1, "mlp.linear_fc2"), BACKWARD,
+            (f.WRONG_DTYPE,), (DP2, TP2)),
 )  # fmt: skip

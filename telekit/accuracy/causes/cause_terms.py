@@ -113,17 +113,24 @@ def _replaced(case: Case) -> Iterator[Cause]:
                 continue  # the same tensor under another name
             share = taken_away(case, side)
             if share > 0.9:
-                if _beside(case, k):
-                    text = f"target equals {k.name}, another output of the same call: they stand in each other's place"
-                    yield Cause(kinds.PERMUTATION, 0.92 * share, text)
-                    return
-                if _of_another(case, k):
-                    text = f"target equals {k.name}: another parameter's gradient stands in its place"
-                    yield Cause(kinds.DIFFERENT_INPUTS, 0.93 * share, text)
-                    return
-                text = f"target equals {k.name}: what should have been done to it, or added, was left out"
-                yield Cause(kinds.MISSING_TERM, 0.85 * share, text)
+                yield _instead(case, k, share)
                 return
+
+
+def _instead(case: Case, k: Known, share: float) -> Cause:
+    """Say what it means that the target is another tensor."""
+    text = f"target equals {k.name}"
+    if _beside(case, k):
+        text = f"{text}, another output of the same call: they stand in each other's place"
+        return Cause(kinds.PERMUTATION, 0.92 * share, text)
+    if _of_another(case, k):
+        return Cause(
+            kinds.DIFFERENT_INPUTS, 0.93 * share, f"{text}: another parameter's gradient stands in its place"
+        )
+    if k.name.endswith(EARLIER):
+        return Cause(kinds.STALE, 0.93 * share, f"{text}: not yet written anew, or read too early")
+    text = f"{text}: what should have been done to it, or added, was left out"
+    return Cause(kinds.MISSING_TERM, 0.85 * share, text)
 
 
 def _of_another(case: Case, known: Known) -> bool:

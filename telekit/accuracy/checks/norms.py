@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from math import isfinite, sqrt
 
 import numpy as np
@@ -123,7 +125,16 @@ def _dealt_kinds(own: OwnGradients) -> tuple[tuple[str, list[str]], ...]:
     """Kinds of weight that ranks hold parts of, in words and by name."""
     experts = [n for n in own.whole if "expert" in n and "shared" not in n]
     split = [n for n in own.whole if any(r[n].size < own.whole[n].size for r in own.ranks if n in r)]
-    return ("the experts' gradients", experts), ("the gradients split over ranks", split)
+    modules: dict[str, list[str]] = {}
+    for n in split:
+        modules.setdefault(_MODULE.sub("", n), []).append(n)
+    modules |= {n: [n] for n in split if [n] not in modules.values()}
+    some = ((f"the gradients of {what}", names) for what, names in modules.items())
+    return ("the experts' gradients", experts), ("the gradients split over ranks", split), *some
+
+
+_MODULE = re.compile(r"^.*\.(?:layers?|h|blocks?)\.\d+\.|(?<=experts)\.\d+")
+"""What is taken from a weight's name to have its kind of module: the layer and the expert."""
 
 
 def _of_groups(own: OwnGradients, sizes: Mapping[str, float]) -> Iterator[tuple[float, NormName]]:
@@ -137,9 +148,10 @@ def _of_groups(own: OwnGradients, sizes: Mapping[str, float]) -> Iterator[tuple[
     at = np.arange(n)
     groups = {"pp": (pp, at * pp // max(n, 1)), "tp": (tp, at % tp), "ep": (ep, at // tp % ep)}
     for name, (size, index) in groups.items():
-        for v in range(size if 1 < size <= n else 0):
-            mine = _held([held for held, i in zip(own.ranks, index, strict=True) if i == v])
-            whose = f"pipeline stage {v}" if name == "pp" else f"the ranks of index {v} in {name}"
+        for v, but in product(range(size if 1 < size <= n else 0), (False, True) if size > 2 else (False,)):
+            mine = _held([held for held, i in zip(own.ranks, index, strict=True) if (i == v) != but])
+            one = f"pipeline stage {v}" if name == "pp" else f"the ranks of index {v} in {name}"
+            whose = f"all but {one}" if but else one
             text = f"it is the norm of the gradients of {whose} alone: not reduced over {name}"
             yield sqrt(sum(mine.values())), NormName(text, 0.96 if name == "pp" else 0.94)
             for what, names in _dealt_kinds(own):

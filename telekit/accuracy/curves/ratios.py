@@ -166,7 +166,8 @@ class _Candidate:
 
 def _candidates(sizes: Mapping[str, float], quantity: str) -> Iterator[_Candidate]:
     for name, size in sizes.items():
-        said = f"{WORDS.get(name, name)}, {size:g}"
+        alike = ", ".join(other for other, its in sizes.items() if its == size and other != name)
+        said = f"{WORDS.get(name, name)}, {size:g}" + f" (or {alike}, as large)" * bool(alike)
         yield _Candidate(name, size, 0.95, f"{said}: summed twice, or not divided by it")
         yield _Candidate(name, 1 / size, 0.95, f"1 over {said}: divided twice, or a sum over it is missing")
         if quantity == "norm":

@@ -26,7 +26,8 @@ from telekit.accuracy.redoing.experts.router_loss import balance_causes, router_
 from telekit.accuracy.redoing.experts.routing_weights import router_causes
 from telekit.accuracy.redoing.experts.rows import row_causes
 from telekit.accuracy.redoing.experts.selection import selection_causes
-from telekit.accuracy.redoing.formula.formula import Builder, Proven, changed, coarser, proven
+from telekit.accuracy.redoing.formula.coarse import coarser
+from telekit.accuracy.redoing.formula.formula import Builder, Proven, changed, proven
 from telekit.accuracy.redoing.formula.recomputed import recomputed_causes
 from telekit.accuracy.redoing.layers.crossed import crossed_causes
 from telekit.accuracy.redoing.layers.dense import embeddings, linear, sums
@@ -38,7 +39,7 @@ from telekit.accuracy.redoing.layers.summed_pieces import summed_piece_causes
 from telekit.accuracy.redoing.loss.gradient import loss_gradients
 from telekit.accuracy.redoing.output.columns import column_causes
 from telekit.accuracy.redoing.output.reread import reread_causes
-from telekit.accuracy.redoing.output.rounding import rounding_causes, saturation_causes
+from telekit.accuracy.redoing.output.rounding import rounding_causes, saturation_causes, underflow_causes
 from telekit.accuracy.redoing.output.values import bare_causes, value_causes
 
 FORMULAS: tuple[Builder, ...] = (
@@ -63,6 +64,7 @@ def _by_formula(case: Case) -> Iterator[Cause]:
     if found.own_error > found.limit / 2 and not any(_settled(c) for c in causes):
         causes += saturation_causes(case, found)
         causes += rounding_causes(case, found)
+        causes += underflow_causes(case, found)
         causes += reread_causes(case, found)
         if found.own_error > found.reach:  # else what does nothing explains it as well
             causes += value_causes(case, found)

@@ -13,6 +13,7 @@ from telekit.accuracy.causes.case import Case, Known
 from telekit.accuracy.compared import BACKWARD
 from telekit.accuracy.measures.pairs import Array, Floats
 from telekit.accuracy.redoing.attention.attention import block_masks, fitting, ring_masks
+from telekit.accuracy.redoing.attention.earlier import earlier_activations
 from telekit.accuracy.redoing.formula.formula import Formula, Variant, other_inputs, own_side
 from telekit.accuracy.redoing.formula.orders import counts, zigzags
 from telekit.accuracy.redoing.formula.recomputed import other_activations
@@ -174,6 +175,12 @@ def _with_saved(
     make: Callable[..., Floats] = partial(
         gradient_made, which, order, {"saved": [a.transpose(order) for a in own]}
     )
+    whole: Callable[..., Floats] = partial(gradient_made, which, order, {})
+    for kind, said, others in earlier_activations(case, inputs):
+        text = f"{said} in the backward"
+        yield kind, text, lambda q, k, v, up, used=others: whole(*used, up)
+        saved = f"{text}, with the forward's denominators and output"
+        yield kind, saved, lambda q, k, v, up, used=others: make(*used, up)
     for at, known in enumerate(inputs):
         for kind, said, other in other_inputs(case, own[at]):
             used = [*own[:at], other, *own[at + 1 :]]

@@ -12,6 +12,7 @@ from telekit.accuracy.causes.case import Case
 from telekit.accuracy.causes.finding import Cause
 from telekit.accuracy.measures.pairs import Array, Floats
 from telekit.accuracy.redoing.attention.attention import attended, owners
+from telekit.accuracy.redoing.attention.gathered import gathered_causes
 from telekit.accuracy.redoing.attention.gradients import gradient_made
 from telekit.accuracy.redoing.attention.ring import (
     BACKWARD_MISTAKES,
@@ -93,6 +94,10 @@ def _of_output(case: Case, found: Proven, tensors: list[Floats], target: Floats)
         yield from one
         if one:
             return
+    moved = list(gathered_causes(case, found, tensors, target))
+    yield from moved
+    if moved:
+        return
     for how, ring in rings(target.shape[2], case):
         blocks = block_outputs(ring, *tensors)
         if len(blocks) > target.shape[-1] // 2:

@@ -12,6 +12,7 @@ from telekit.accuracy.causes import finding as kinds
 from telekit.accuracy.causes.case import Case, Known
 from telekit.accuracy.compared import BACKWARD, FORWARD
 from telekit.accuracy.measures.pairs import Array, Floats
+from telekit.accuracy.redoing.experts.balance_counts import balances_counted_otherwise
 from telekit.accuracy.redoing.experts.constants import expert_constants
 from telekit.accuracy.redoing.experts.own_experts import own_choices
 from telekit.accuracy.redoing.formula.fit import nearest
@@ -226,11 +227,19 @@ def _formula(normalised: bool, up: Known, x: Known, w: Known, at: Array, case: C
     bare, whole = (_made(chosen, _through, at, of_weight, b, *own) for b in (0.0, balance))
     square = float(np.vdot(whole - bare, whole - bare))
     share = float(np.vdot(t - bare, whole - bare)) / square if t is not None and square else 1.0
+
+    def counted() -> Iterator[Variant]:
+        if isinstance(balance, float) or len(x_shape) != 2:
+            return
+        for said, other in balances_counted_otherwise(case, at.reshape(*x_shape, -1), balance):
+            text = f"a balancing loss of {said}, in place of those of each whole sequence"
+            yield kinds.LOSS_TERM, text, partial(_made, chosen, _through, at, of_weight, other)
+
     return Formula(
         f"the gradient of the router's {what}", (up, x, w), partial(_made, chosen, _through, at, of_weight, balance),
         lambda: (
             *_variants(normalised, at, of_weight, balance, share),
-            *_of_own_experts(case, normalised, at.reshape(*x_shape, -1), experts, of_weight, balance),
+            *_of_own_experts(case, normalised, at.reshape(*x_shape, -1), experts, of_weight, balance), *counted(),
         ), (2,),
     )  # fmt: skip
 

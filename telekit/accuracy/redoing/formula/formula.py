@@ -236,35 +236,6 @@ _MOST_INDICES = 64
 _UNLIKE = 0.1  # a factor is told from another, and from nothing, by so much
 
 
-def coarser(case: Case, found: Proven) -> Iterator[Cause]:
-    """Find a difference that is noise, of the size that inputs rounded to a coarse format leave in a product."""
-    t, own = case.target, found.own
-    assert t is not None
-    whole = relative(own, t)
-    d = (t - own).reshape(-1, t.shape[-1])
-    if d.shape[0] < 8 or d.shape[1] < 8:
-        return
-    if d.shape[0] > d.shape[1]:
-        d = d.T
-    gram = d @ d.T
-    rank = float(np.trace(gram)) ** 2 / max(float((gram * gram).sum()), 1e-300)  # of noise: nearly all
-    lean = abs(float(np.vdot(t - own, own))) / max(
-        float(np.linalg.norm(t - own) * np.linalg.norm(own)), 1e-300
-    )
-    inputs = [own_side(k) for k in found.formula.inputs]
-    deep = min(len(gram), *(min(a.shape[-1], a.size // a.shape[-1]) for a in inputs))
-    if rank < 0.25 * deep or lean > 0.2 or np.count_nonzero(d) < 0.5 * d.size:
-        return
-    coarse = {name: FORMATS[name].epsilon for name in NARROW if FORMATS[name].epsilon > 2 * case.epsilon}
-    name = min(coarse, key=lambda n: abs(np.log(whole / (_NOISE * coarse[n]))), default="")
-    if name and 0.1 * coarse[name] <= whole <= 0.6 * coarse[name]:
-        text = f"{found.formula.name} is off by noise of {whole:.3g}, the size of {name}'s rounding of its inputs"
-        yield Cause(kinds.WRONG_DTYPE, 0.78, text)
-
-
-_NOISE = 0.25  # epsilons that rounding one or two inputs of a product leaves in it, by the norm
-
-
 def _left(case: Case, found: Proven, value: Floats) -> tuple[float, str]:
     """Return what a hypothesis leaves; also where only a piece of an axis, one rank's, is made by it."""
     t, own = case.target, found.own

@@ -96,3 +96,21 @@ def rounding_causes(case: Case, found: Proven) -> Iterator[Cause]:
     else:
         text = f"{said}: a sum that is rounded to the narrow format as it grows, not once at its end"
         yield Cause(kinds.WRONG_DTYPE, 0.8, text)
+
+
+def underflow_causes(case: Case, found: Proven) -> Iterator[Cause]:
+    """Find an output on one step throughout, off by no more than half of it: too small for its format."""
+    t = case.target
+    assert t is not None
+    sizes = np.abs(t[t != 0])
+    if sizes.size < _FEWEST or found.own_error <= found.limit:
+        return
+    step = 2.0 ** np.floor(np.log2(float(sizes.min())))
+    made = found.own[found.own != 0] / step
+    whole = (t / step == np.rint(t / step)).all() and float(np.mean(made == np.rint(made))) < _ROUNDED
+    room = step / 2 + 2 * found.resolution * np.abs(t) + found.reach * np.abs(found.own).max()
+    lost = float(np.mean((t == 0) & (found.own != 0)))
+    if whole and found.reach * np.abs(found.own).max() < step / 4 and (np.abs(t - found.own) <= room).all():
+        text = f"every value of {found.formula.name} is a multiple of 2^{int(np.log2(step))}, made again it is off by"
+        said = f"{text} half of that at most, and {lost:.1%} of the values are 0: they underflow, as float16's small"
+        yield Cause(kinds.WRONG_DTYPE, 0.95, f"{said} ones do with a loss scale too small for them")
