@@ -44,6 +44,17 @@ CP2_SP2 = Layout(cp=2, tp=2, sequence_parallel=True)
 BALANCED, COUNTS = replace(ONLY_EXPERTS, aux_coefficient=0.1), (f.LOSS_TERM, f.MISSING_REDUCTION)
 
 
+def step_before():
+    """Every step has the first step's reduced gradient."""
+    kept = {}
+
+    def change(event):
+        kept.setdefault("first", event.call())
+        return kept["first"].copy()
+
+    return [Fault(f"gradients.{FC2}.weight.all_reduce", change)]
+
+
 def first_entry(event, logits):
     """Return the first id of each rank's shard, for tokens."""
     return (np.arange(event.layout.tp) * logits.shape[-1])[None, None, :, None, None]
@@ -276,4 +287,6 @@ FIFTH_B = (
             OPTIMIZER, (f.CLIPPING,), (TP2, PP2_TP2)),
     Planted("gradient of fc2's input underflows", at(f"{FC2}.backward", underflows), of(1, "mlp.linear_fc2"), BACKWARD,
             (f.WRONG_DTYPE,), (DP2, TP2)),
+    Planted("the step before's reduced gradient", step_before, of(1, "mlp.linear_fc2"), BACKWARD, (f.STALE,),
+            (DP2, Layout(dp=4)), late=True),
 )  # fmt: skip

@@ -120,6 +120,8 @@ def _replaced(case: Case) -> Iterator[Cause]:
 def _instead(case: Case, k: Known, share: float) -> Cause:
     """Say what it means that the target is another tensor."""
     text = f"target equals {k.name}"
+    if k.name.endswith(EARLIER):
+        return Cause(kinds.STALE, 0.93 * share, f"{text}: not yet written anew, or read too early")
     if _beside(case, k):
         text = f"{text}, another output of the same call: they stand in each other's place"
         return Cause(kinds.PERMUTATION, 0.92 * share, text)
@@ -127,8 +129,6 @@ def _instead(case: Case, k: Known, share: float) -> Cause:
         return Cause(
             kinds.DIFFERENT_INPUTS, 0.93 * share, f"{text}: another parameter's gradient stands in its place"
         )
-    if k.name.endswith(EARLIER):
-        return Cause(kinds.STALE, 0.93 * share, f"{text}: not yet written anew, or read too early")
     text = f"{text}: what should have been done to it, or added, was left out"
     return Cause(kinds.MISSING_TERM, 0.85 * share, text)
 

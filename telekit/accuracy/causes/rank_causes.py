@@ -46,15 +46,28 @@ def rank_causes(case: Case) -> Iterator[Cause]:
         said = f"ranks {ranks} hold {where} with differences of {found.spread:.3g} of its norm"
         if how:
             if _taken(case, arrays, piece):
-                yield Cause(
-                    kinds.MISSING_REDUCTION,
-                    0.96,
-                    f"{said}, and {how} is golden: the reduction over them is missing{_group(len(arrays), case)}",
-                )
+                among = _alike(arrays, ranks)
+                missing = f"the reduction {'between' if len(among) < len(ranks) else 'over'} them is missing"
+                if len(among) < len(ranks):
+                    said += f" (ranks {' and '.join(map(str, among))} the same each)"
+                text = f"{said}, and {how} is golden: {missing}{_group(len(among), case)}"
+                yield Cause(kinds.MISSING_REDUCTION, 0.96, text)
                 return
         elif even and case.part == "output" and _taken(case, arrays, piece):
             yield _differing(case, arrays, part, found.spread, said)
             return
+
+
+def _alike(arrays: list[Floats], ranks: list[int]) -> list[list[int]]:
+    """Sort ranks by what they hold: those together hold the same, to the bit."""
+    found: list[tuple[Floats, list[int]]] = []
+    for array, rank in zip(arrays, ranks, strict=True):
+        same = next((of for held, of in found if np.array_equal(held, array)), None)
+        if same is None:
+            found.append((array, [rank]))
+        else:
+            same.append(rank)
+    return [of for _, of in found]
 
 
 def _doubled(case: Case, held: Mapping[Piece | None, tuple[list[Floats], list[int]]]) -> Iterator[Cause]:
