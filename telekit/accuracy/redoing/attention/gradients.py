@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import permutations, product
+from typing import Any
 
 import numpy as np
 
@@ -12,9 +14,9 @@ from telekit.accuracy.causes import finding as kinds
 from telekit.accuracy.causes.case import Case, Known
 from telekit.accuracy.compared import BACKWARD
 from telekit.accuracy.measures.pairs import Array, Floats
-from telekit.accuracy.redoing.attention.attention import block_masks, fitting, ring_masks
+from telekit.accuracy.redoing.attention.attention import attended, block_masks, fitting, ring_masks
 from telekit.accuracy.redoing.attention.earlier import earlier_activations
-from telekit.accuracy.redoing.formula.formula import Formula, Variant, other_inputs, own_side
+from telekit.accuracy.redoing.formula.formula import Formula, Proven, Variant, other_inputs, own_side
 from telekit.accuracy.redoing.formula.orders import counts, zigzags
 from telekit.accuracy.redoing.formula.recomputed import other_activations
 
@@ -63,6 +65,40 @@ def gradient_made(
     moved = [a.transpose(order) for a in (q, k, v, up.reshape(q.shape))]
     value = gradients(moved, **how)[which]  # type: ignore[arg-type]
     return np.asarray(value.transpose(np.argsort(order)))
+
+
+@dataclass(frozen=True)
+class Call:
+    """A proven call of attention; tensors are (batch, heads, tokens, size).
+
+    Attributes
+    ----------
+    which : int, optional
+        Whose gradient it gave: of queries, keys or values (0, 1, 2); None forward.
+    target : ndarray
+        What it gave.
+    tensors : list of ndarray
+        Its own queries, keys and values, and backward the output's gradient.
+    args : tuple
+        What its formula was made with.
+    """
+
+    which: int | None
+    target: Floats
+    tensors: list[Floats]
+    args: tuple[Any, ...]
+
+
+def proven_call(case: Case, found: Proven) -> Call | None:
+    """Read a proven formula as a call of attention, forward or backward; None where it is no attention."""
+    made, t = found.formula.make, case.target
+    if t is None or not isinstance(made, partial) or made.func not in (attended, gradient_made):
+        return None
+    which = None if made.func is attended else made.args[0]
+    order = made.args[0 if which is None else 1]
+    own = [own_side(k) for k in found.formula.inputs]
+    target = t.reshape(own[which or 0].shape).transpose(order)
+    return Call(which, target, [x.transpose(order) for x in own], made.args)
 
 
 def gradients(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import numpy as np
 
@@ -11,10 +10,9 @@ from telekit.accuracy.causes import finding as kinds
 from telekit.accuracy.causes.case import Case
 from telekit.accuracy.causes.finding import Cause
 from telekit.accuracy.measures.pairs import Array, Floats
-from telekit.accuracy.redoing.attention.attention import attended
-from telekit.accuracy.redoing.attention.gradients import gradient_made, gradients
+from telekit.accuracy.redoing.attention.gradients import gradients, proven_call
 from telekit.accuracy.redoing.attention.scores import Scene, probabilities
-from telekit.accuracy.redoing.formula.formula import Proven, own_side, relative
+from telekit.accuracy.redoing.formula.formula import Proven, relative
 
 MAX_SCORES = 1 << 22  # times pairs of key and value heads
 _UNLIKE = 0.1
@@ -22,29 +20,25 @@ _UNLIKE = 0.1
 
 def head_causes(case: Case, found: Proven) -> Iterator[Cause]:
     """Find which key and value head each query head's output, or gradient, was made with."""
-    made, t = found.formula.make, case.target
-    if t is None or not isinstance(made, partial) or made.func not in (attended, gradient_made):
+    call = proven_call(case, found)
+    if call is None:
         return
-    forward = made.func is attended
-    order = made.args[0 if forward else 1]
-    own = [own_side(k) for k in found.formula.inputs]
-    q, k, v, *up = (x.transpose(order) for x in own)
+    q, k, v, *up = call.tensors
     heads, n, many = q.shape[1], q.shape[2], k.shape[1]
     if many < 2 or q.shape[0] * heads * n * n * many**2 > MAX_SCORES:
         return
-    if not forward and made.args[0]:
-        yield from _added(found, [q, k, v, *up], t.transpose(order), made.args[0])
+    if call.which:
+        yield from _added(found, call.tensors, call.target, call.which)
         return
 
     def output(at: Array, of: Array) -> Floats:
-        if forward:
-            scene = Scene(q, k[:, at], v[:, of], made.args[2])
+        if call.which is None:
+            scene = Scene(q, k[:, at], v[:, of], call.args[2])
             return np.asarray(probabilities(scene.scores, scene.mask) @ scene.v)
         usual = np.arange(heads) // (heads // many)
         return gradients([q, k[:, at], v[:, of], up[0]], saved=[q, k[:, usual], v[:, usual]])[0]
 
-    target = t.reshape(own[0].shape).transpose(order)
-    yield from _read(found, output, target, many)
+    yield from _read(found, output, call.target, many)
 
 
 def _read(

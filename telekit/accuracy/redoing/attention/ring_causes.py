@@ -11,9 +11,9 @@ from telekit.accuracy.causes import finding as kinds
 from telekit.accuracy.causes.case import Case
 from telekit.accuracy.causes.finding import Cause
 from telekit.accuracy.measures.pairs import Array, Floats
-from telekit.accuracy.redoing.attention.attention import attended, owners
+from telekit.accuracy.redoing.attention.attention import owners
 from telekit.accuracy.redoing.attention.gathered import gathered_causes
-from telekit.accuracy.redoing.attention.gradients import gradient_made
+from telekit.accuracy.redoing.attention.gradients import proven_call
 from telekit.accuracy.redoing.attention.ring import (
     BACKWARD_MISTAKES,
     FORWARD_MISTAKES,
@@ -23,7 +23,7 @@ from telekit.accuracy.redoing.attention.ring import (
     ring_output,
     ring_pieces,
 )
-from telekit.accuracy.redoing.formula.formula import Proven, own_side, relative
+from telekit.accuracy.redoing.formula.formula import Proven, relative
 
 MAX_SCORES = 1 << 20
 _UNLIKE = 0.1
@@ -42,22 +42,19 @@ def rings(n: int, case: Case) -> Iterator[tuple[str, Ring]]:
 
 def ring_causes(case: Case, found: Proven) -> Iterator[Cause]:
     """Try each mistake of a ring, then fit what each of its steps counts for."""
-    made, t = found.formula.make, case.target
-    if t is None or not isinstance(made, partial) or made.func not in (attended, gradient_made):
+    call = proven_call(case, found)
+    if call is None:
         return
-    forward = made.func is attended
-    order = made.args[0 if forward else 1]
-    own = [own_side(k) for k in found.formula.inputs]
-    tensors = [x.transpose(order) for x in own]
+    tensors = list(call.tensors)
     batch, heads, n, _ = tensors[0].shape
     groups = heads // tensors[1].shape[1]
     if batch * heads * n * n > MAX_SCORES:
         return
     tensors[1:3] = [np.repeat(x, groups, axis=1) for x in tensors[1:3]]
-    if forward:
-        yield from _of_output(case, found, tensors, t.reshape(own[0].shape).transpose(order))
+    if call.which is None:
+        yield from _of_output(case, found, tensors, call.target)
     else:
-        yield from _of_gradients(case, found, tensors, t.transpose(order), made.args[0], groups)
+        yield from _of_gradients(case, found, tensors, call.target, call.which, groups)
 
 
 def _fits(found: Proven, left: float) -> bool:
