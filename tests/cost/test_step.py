@@ -79,6 +79,27 @@ def test_zero_3_hides_each_call_behind_its_own_pass():
     assert 0 < saved <= m * float((hidden.forward_s + hidden.backward_s).sum()) * (1 + 1e-12)
 
 
+def test_zero_3_shows_a_layers_gather_and_a_layers_sum():
+    """By hand: passes long enough hide all but one of 32 layers' calls, and give up a share of what they hide."""
+    model, train = load_model("llama-3.1-8b"), TrainConfig(seq_len=8192, global_batch=512)
+    cluster = load_cluster(H100)
+
+    def shown(zero, gather, reduce):
+        layout = ParallelConfig(
+            dp=64, micro_batch=2, zero=zero, overlap_param_gather=gather, overlap_grad_reduce=reduce
+        )
+        return float(step_cost(Site(model, cluster, train, layout)).dp_comm_s)
+
+    m, once = 512 / (64 * 2), shown(1, False, False)  # gathered once and summed once
+    gather_s = shown(3, False, False) / m - once  # gathered twice and summed once
+    sum_s, share = once - gather_s, cluster.device.kernels.overlap_share
+    first, last = gather_s / 32, sum_s / 32
+    forward = first + share * (gather_s - first)
+    backward = last + share * (gather_s + sum_s - last)
+    assert min(gather_s, sum_s) > 0
+    assert shown(3, True, True) == pytest.approx(m * (forward + backward))
+
+
 def test_embedding_and_head_pay_for_tensor_parallelism():
     """Sequence parallel: a scatter and gather at the embedding, three at the head; else one sum at each."""
     for sequence_parallel in (True, False):

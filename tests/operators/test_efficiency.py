@@ -68,6 +68,22 @@ def test_a_product_is_three_products_with_casts():
     assert wide.forward_s == pytest.approx(flops / product_flops_per_s(which, "bf16") + 1e-6)
 
 
+def test_a_grouped_product_of_one_matrix_is_a_plain_one():
+    """One expert a device: the same kernel; of two, each takes the grouped kernels' share of the peak."""
+    which = device(half_inner=0.0, wave_share=0.0).model_copy(
+        update={"gemm_efficiency": 0.8, "grouped_gemm_efficiency": 0.4}
+    )
+
+    def forward_s(kind, groups):
+        m, k, n = 12800.0, 8192.0, 8192.0
+        op = Operator("x", kind, (), 2 * m * k * n, 0.0, 1.0, 0.0, product=Product(m, k, n, groups))
+        return float(operator_times(op, which, BF16).forward_s)
+
+    launch = which.kernels.launch_s
+    assert forward_s("grouped_gemm", 1.0) == forward_s("gemm", 1.0)
+    assert forward_s("grouped_gemm", 2.0) - launch == pytest.approx(2 * (forward_s("gemm", 2.0) - launch))
+
+
 def test_attention_is_half_as_fast_at_its_half_keys():
     row = {"kind": "attention", "tokens": 1e6, "heads": 8, "head_dim": 128}
     which = device(attention_half_keys=500.0, attention_backward=0.5)
